@@ -1,0 +1,1 @@
+"""gradwire: PyTorch data-parallel training made fast on slow networks."""

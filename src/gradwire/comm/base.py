@@ -1,0 +1,99 @@
+"""Protocols of communication: a mailbox that moves bytes, collectives made of it.
+
+A reducer is straight-line code that says `yield from group.all_gather(...)`
+where it needs the others' bytes. The engine drives many of them from one
+thread: while one waits, another encodes. Transfers are named by a tag that all
+ranks derive alike, so their order of arrival does not matter.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Mapping, Sequence
+from concurrent.futures import Future
+from typing import Protocol, TypeVar
+
+from torch import Tensor
+
+Pending = Future[None]
+"""A transfer under way; fails with `CollectiveError`."""
+
+T = TypeVar("T")
+Steps = Generator[Pending, None, T]
+"""A computation that yields each transfer it must wait for, and returns `T`."""
+
+
+class Mailbox(Protocol):
+    """Moves bytes between ranks under tags; knows no codec."""
+
+    @property
+    def rank(self) -> int:
+        """This process's number in the group."""
+
+    @property
+    def world_size(self) -> int:
+        """Number of processes in the group."""
+
+    def exchange(
+        self, tag: int, sends: Mapping[int, Tensor], receives: Mapping[int, Tensor]
+    ) -> Pending:
+        """Send and receive one tensor from each named rank, at once.
+
+        Receives are posted before sends. The call returns immediately; the
+        caller keeps the tensors unchanged until the result is done.
+
+        Args:
+            tag: Names this exchange; equal on all ranks, and not used by
+                another exchange under way.
+            sends: Contiguous tensors by destination rank.
+            receives: Contiguous tensors to fill, by source rank, of the exact
+                size that rank sends.
+        """
+
+    def gather_objects(self, value: object) -> list[object]:
+        """Return every rank's value, by rank. Blocking; for set-up and checks."""
+
+    def close(self) -> None:
+        """Stop threads and give up what is under way. Can be called twice."""
+
+
+class Collective(Protocol):
+    """Collectives a reducer may use, each to be run with `yield from`."""
+
+    @property
+    def rank(self) -> int:
+        """This process's number in the group."""
+
+    @property
+    def world_size(self) -> int:
+        """Number of processes in the group."""
+
+    def all_reduce(self, data: Tensor) -> Steps[None]:
+        """Replace `data` (1-D, contiguous) by the sum over ranks.
+
+        Sums are formed in float32 (float64 for float64), in rank order, then
+        rounded to the data's dtype: bit-identical on every rank.
+        """
+
+    def all_gather(self, out: Tensor, data: Tensor) -> Steps[None]:
+        """Fill row r of `out`, `[world_size, numel]`, with rank r's `data`."""
+
+    def all_to_all(self, out: Sequence[Tensor], data: Sequence[Tensor]) -> Steps[None]:
+        """Send `data[r]` to rank r and fill `out[r]` from it; sizes may differ.
+
+        All ranks derive the sizes from the plan. `data[rank]` is copied to
+        `out[rank]` unless they are the same tensor.
+        """
+
+
+def complete(steps: Steps[T]) -> T:
+    """Run steps to their end, waiting at each transfer. For tests and tools.
+
+    Raises:
+        CollectiveError: A transfer failed.
+    """
+    try:
+        while True:
+            next(steps).result()
+    except StopIteration as stop:
+        result: T = stop.value
+        return result

@@ -1,0 +1,252 @@
+"""Plan: which reducer each parameter uses; readable, diffable, hashed."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from gradwire.errors import SpecError
+from gradwire.layout import GROUP
+from gradwire.spec import (
+    AllReduce,
+    Entry,
+    ReducerSpec,
+    parse_reducer,
+    reducer_from_dict,
+    sent_bytes,
+    to_dict,
+)
+
+DEFAULT_SPEC = "int4"
+DENSE = AllReduce("float32")
+MIN_NUMEL = 4 * GROUP
+"""Parameters with fewer values stay dense: scales and padding would eat the gain."""
+
+_FORMAT = 1
+_FIELDS = {"format", "rules", "seed", "warmup_steps"}
+
+
+class Parameter(NamedTuple):
+    """What a plan needs to know of a parameter.
+
+    Attributes:
+        name: Its name in the module.
+        entry: Hash of the name and sizes in storage order.
+        dtype: Short dtype name, such as `"float32"`.
+        is_sparse: Whether its gradient is a sparse tensor.
+    """
+
+    name: str
+    entry: Entry
+    dtype: str = "float32"
+    is_sparse: bool = False
+
+
+class Assignment(NamedTuple):
+    """The reducer of one parameter, and why it is dense where it is."""
+
+    reducer: ReducerSpec
+    dense_reason: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """Gives a reducer to the parameters it matches.
+
+    Attributes:
+        reducer: What to use.
+        match: Shell pattern over parameter names.
+        min_numel: Only parameters with at least this many values.
+        min_ndim: Only parameters with at least this many dimensions.
+
+    Example:
+        >>> Rule(parse_reducer("int8"), match="*.weight").min_ndim
+        2
+    """
+
+    reducer: ReducerSpec
+    match: str = "*"
+    min_numel: int = MIN_NUMEL
+    min_ndim: int = 2
+
+    def mismatch(self, parameter: Parameter) -> str | None:
+        """Return why this rule does not apply, or None where it does."""
+        shape = parameter.entry.shape
+        if not fnmatchcase(parameter.name, self.match):
+            return f"no rule matches its name (last pattern: {self.match})"
+        if len(shape) < self.min_ndim:
+            return f"{len(shape)} dimensions, fewer than {self.min_ndim}"
+        if parameter.entry.numel < self.min_numel:
+            return f"{parameter.entry.numel} values, fewer than {self.min_numel}"
+        return None
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """Rules in order of precedence; what none of them takes is averaged in float32.
+
+    Attributes:
+        rules: The first rule that matches a parameter decides.
+        seed: Names the random streams; the user's random state is not used.
+        warmup_steps: Steps at the start in which everything is dense.
+
+    Example:
+        >>> plan = Plan.of("int4")
+        >>> Plan.from_json(plan.to_json()) == plan
+        True
+    """
+
+    rules: tuple[Rule, ...]
+    seed: int = 0
+    warmup_steps: int = 0
+
+    def __post_init__(self) -> None:
+        if self.warmup_steps < 0:
+            raise SpecError("Plan.warmup_steps", self.warmup_steps, "at least 0")
+
+    @classmethod
+    def of(cls, spec: str | ReducerSpec = DEFAULT_SPEC, *, seed: int = 0) -> Plan:
+        """Build the plan that uses one reducer wherever it pays.
+
+        Args:
+            spec: A reducer spec or its short name.
+            seed: Names the random streams.
+
+        Raises:
+            UnknownIdError: No such short name.
+
+        Example:
+            >>> Plan.of("none").rules[0].reducer
+            AllReduce(format='float32')
+        """
+        return cls((Rule(parse_reducer(spec) if isinstance(spec, str) else spec),), seed)
+
+    def assign(self, parameters: Sequence[Parameter], world_size: int) -> dict[str, Assignment]:
+        """Choose the reducer of each parameter.
+
+        A parameter stays dense where no rule matches, where its dtype or
+        layout asks for it, and where the reducer would not send fewer bytes.
+
+        Example:
+            >>> bias = Parameter("bias", Entry(0, (64,)))
+            >>> Plan.of("int4").assign([bias], 2)["bias"].dense_reason
+            '1 dimensions, fewer than 2'
+        """
+        return {p.name: self._assign(p, world_size) for p in parameters}
+
+    def _assign(self, parameter: Parameter, world_size: int) -> Assignment:
+        if parameter.is_sparse:
+            return Assignment(DENSE, "sparse gradient")
+        if parameter.dtype not in ("float32", "bfloat16", "float16", "complex64"):
+            return Assignment(DENSE, f"{parameter.dtype} is averaged in its own precision")
+        reason = "the plan has no rules"
+        for rule in self.rules:
+            mismatch = rule.mismatch(parameter)
+            if mismatch is not None:
+                reason = mismatch
+                continue
+            if rule.reducer == DENSE:
+                return Assignment(DENSE, "the plan says so")
+            return self._unless_larger(rule.reducer, parameter.entry, world_size)
+        return Assignment(DENSE, reason)
+
+    @staticmethod
+    def _unless_larger(reducer: ReducerSpec, entry: Entry, world_size: int) -> Assignment:
+        size, dense = (sent_bytes(r, [entry], world_size) for r in (reducer, DENSE))
+        if world_size > 1 and size >= dense:
+            return Assignment(DENSE, f"would send {size} bytes, dense {dense}")
+        return Assignment(reducer)
+
+    def to_json(self) -> str:
+        """Write the plan as JSON with sorted keys.
+
+        Example:
+            >>> '"min_ndim": 2' in Plan.of("int4").to_json()
+            True
+        """
+        rules = [
+            {
+                "reducer": to_dict(rule.reducer),
+                "match": rule.match,
+                "min_numel": rule.min_numel,
+                "min_ndim": rule.min_ndim,
+            }
+            for rule in self.rules
+        ]
+        data = {
+            "format": _FORMAT,
+            "rules": rules,
+            "seed": self.seed,
+            "warmup_steps": self.warmup_steps,
+        }
+        return json.dumps(data, indent=2, sort_keys=True)
+
+    @classmethod
+    def from_json(cls, text: str) -> Plan:
+        """Read a plan from `to_json`'s text.
+
+        Raises:
+            SpecError: Not JSON, another format number, or a field that is
+                missing, unknown or out of range.
+        """
+        try:
+            data = json.loads(text)
+        except json.JSONDecodeError as error:
+            raise SpecError("plan", text[:40], f"JSON: {error}") from None
+        if not isinstance(data, dict) or data.get("format") != _FORMAT:
+            found = data.get("format") if isinstance(data, dict) else data
+            raise SpecError("plan format", found, f"{_FORMAT}, the one this version reads")
+        unknown = sorted(set(data) - _FIELDS)
+        if unknown:
+            raise SpecError("plan field", unknown[0], "one of: " + ", ".join(sorted(_FIELDS)))
+        rules = tuple(_rule_from_dict(rule) for rule in data.get("rules", []))
+        return cls(rules, int(data.get("seed", 0)), int(data.get("warmup_steps", 0)))
+
+    def digest(self) -> str:
+        """Return a hash that is equal exactly for equal plans.
+
+        Example:
+            >>> Plan.of("int4").digest() == Plan.of("int8").digest()
+            False
+        """
+        return hashlib.blake2b(self.to_json().encode(), digest_size=16).hexdigest()
+
+
+def _rule_from_dict(data: Mapping[str, Any]) -> Rule:
+    try:
+        reducer = reducer_from_dict(data["reducer"])
+        return Rule(reducer, **{k: v for k, v in data.items() if k != "reducer"})
+    except (KeyError, TypeError) as error:
+        raise SpecError("plan rule", dict(data), f"complete: {error}") from None
+
+
+def load_plan(plan: Plan | ReducerSpec | str | Path | None) -> Plan:
+    """Turn whatever `attach` accepts into a plan.
+
+    Args:
+        plan: A plan, a reducer spec, a short name, the path of a plan file,
+            or None for the default.
+
+    Raises:
+        UnknownIdError: A string that is neither a short name nor a file.
+        SpecError: The file holds no plan.
+
+    Example:
+        >>> load_plan("int8") == Plan.of("int8")
+        True
+    """
+    if plan is None:
+        return Plan.of()
+    if isinstance(plan, Plan):
+        return plan
+    if isinstance(plan, Path) or (isinstance(plan, str) and plan.endswith(".json")):
+        path = Path(plan)
+        if not path.is_file():
+            raise SpecError("plan", str(plan), "the path of an existing file")
+        return Plan.from_json(path.read_text(encoding="utf-8"))
+    return Plan.of(plan)
