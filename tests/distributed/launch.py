@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import multiprocessing
 import os
@@ -124,14 +125,12 @@ def _collect(
             break
         wait([readers[r] for r in left], timeout=_POLL_S)
         for rank in left:
-            exit_code = processes[rank].exitcode
-            if readers[rank].poll():
-                results[rank], failure = pickle.loads(readers[rank].recv_bytes())  # noqa: S301
-            elif exit_code is None:
+            outcome = _outcome(readers[rank], processes[rank])
+            if outcome is None:
                 continue
-            else:
-                results[rank] = None
-                failure = None if rank in killed else f"exit code {exit_code}"
+            results[rank], failure = outcome
+            if failure is not None and failure.startswith("exit code") and rank in killed:
+                failure = None
             if failure is not None:
                 failures[rank] = failure
                 end = min(end, time.monotonic() + _GRACE_S)
@@ -140,3 +139,13 @@ def _collect(
     if failures:
         raise RanksFailedError("\n".join(f"rank {r}: {text}" for r, text in failures.items()))
     return [results[r] for r in range(len(readers))]
+
+
+def _outcome(reader: Connection, process: BaseProcess) -> tuple[T | None, str | None] | None:
+    """Result and failure of a process, or None while there is neither."""
+    ended = process.exitcode is not None
+    with contextlib.suppress(EOFError):  # raised where others do not hold the pipe open
+        if reader.poll():
+            outcome: tuple[T | None, str | None] = pickle.loads(reader.recv_bytes())  # noqa: S301
+            return outcome
+    return (None, f"exit code {process.exitcode}") if ended else None
