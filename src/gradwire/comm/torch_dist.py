@@ -25,8 +25,16 @@ from gradwire.errors import CollectiveError, SpecError
 MAX_WORK_BYTES = 1 << 30
 """Longer tensors are sent in pieces: sizes within Gloo pass through 32-bit numbers."""
 
-_TAGS = 2**31 - 2
-_SIZE_TAG, _OBJECT_TAG = _TAGS, _TAGS + 1
+TAIL_BYTES = 1
+"""Longer messages end in a piece of this size, which is waited for first.
+
+When a connection breaks, Gloo wakes the receives that have not begun, but not
+the one it is in the midst of: that one would sleep until the time limit.
+"""
+
+_ONE_READ_BYTES = 1 << 16
+_TAGS = 2**31 - 3
+_SIZE_TAG, _OBJECT_TAG, _NEVER_TAG = range(_TAGS, _TAGS + 3)
 
 
 class TorchMailbox:
@@ -63,7 +71,7 @@ class TorchMailbox:
         self.world_size = parent.size()
         self._timeout_s = _timeout_s(parent) if timeout_s is None else timeout_s
         try:
-            self._wire = _Wire(_connect(parent, self._timeout_s), self.rank)
+            self._wire = _Wire(_connect(parent, self._timeout_s), self.rank, self.world_size)
         except RuntimeError as error:
             raise CollectiveError("connect", self.rank, str(error)) from error
         self._closer = weakref.finalize(self, self._wire.close)
@@ -85,8 +93,8 @@ class TorchMailbox:
     def _post(
         self, tag: int, sends: Mapping[int, Tensor], receives: Mapping[int, Tensor]
     ) -> Pending:
-        incoming = list(self._parts("receives", receives))
-        outgoing = list(self._parts("sends", sends))
+        incoming = list(self._pieces("receives", receives))
+        outgoing = list(self._pieces("sends", sends))
         job = _Job(tag, time.monotonic() + self._timeout_s)
         job.pending.set_running_or_notify_cancel()  # from here on nobody can cancel it
         backend = self._wire.backend
@@ -94,18 +102,19 @@ class TorchMailbox:
             # A receiver announces itself on the connection it sends on: posted
             # later, the note would wait behind this rank's own data.
             try:
-                for peer, part in incoming:
-                    work = backend.recv([part], peer, tag)
-                    job.works.append((f"receiving from rank {peer}", work))
-                for peer, part in outgoing:
-                    work = backend.send([part], peer, tag)
-                    job.works.append((f"sending to rank {peer}", work))
+                for peer, piece in incoming:
+                    job.what = f"receiving from rank {peer}"
+                    job.works.append((job.what, backend.recv([piece], peer, tag)))
+                job.works.reverse()  # a tail's wait ends with the connection, see TAIL_BYTES
+                for peer, piece in outgoing:
+                    job.what = f"sending to rank {peer}"
+                    job.works.append((job.what, backend.send([piece], peer, tag)))
             except RuntimeError as error:
                 job.failure = error
         self._wire.put(job)
         return job.pending
 
-    def _parts(self, field: str, tensors: Mapping[int, Tensor]) -> Iterator[tuple[int, Tensor]]:
+    def _pieces(self, field: str, tensors: Mapping[int, Tensor]) -> Iterator[tuple[int, Tensor]]:
         for peer, tensor in tensors.items():
             if not 0 <= peer < self.world_size or peer == self.rank:
                 raise SpecError(
@@ -117,8 +126,8 @@ class TorchMailbox:
             if tensor.device.type != "cpu":
                 raise SpecError(f"{field}[{peer}]", tensor.device, "on the CPU; use DistCollective")
             if tensor.numel():
-                for part in torch.split(tensor.detach().view(-1).view(torch.uint8), MAX_WORK_BYTES):
-                    yield peer, part
+                for piece in _cut(tensor.detach().view(-1).view(torch.uint8)):
+                    yield peer, piece
 
     def gather_objects(self, value: object) -> list[object]:
         """Return every rank's value, by rank (see `Mailbox.gather_objects`)."""
@@ -137,6 +146,13 @@ class TorchMailbox:
         self._closer()
 
 
+def _cut(message: Tensor) -> Iterator[Tensor]:
+    tail = TAIL_BYTES if message.numel() > _ONE_READ_BYTES else 0
+    yield from message[: message.numel() - tail].split(MAX_WORK_BYTES)  # type: ignore[no-untyped-call]
+    if tail:
+        yield message[-tail:]
+
+
 class _Backend(Protocol):
     """What `dist.ProcessGroupGloo` can do beyond its stub."""
 
@@ -152,6 +168,7 @@ class _Job:
     tag: int
     deadline: float
     works: list[tuple[str, dist.Work]] = field(default_factory=list)
+    what: str = "not started"
     failure: Exception | None = None
     pending: Pending = field(default_factory=Pending)
 
@@ -159,13 +176,15 @@ class _Job:
 class _Wire:
     """Connections to the others, and the one thread that waits for works, in order."""
 
-    def __init__(self, backend: _Backend, rank: int) -> None:
+    def __init__(self, backend: _Backend, rank: int, world_size: int) -> None:
         self.backend: _Backend | None = backend
         self._rank = rank
+        self._others = [r for r in range(world_size) if r != rank]
         self._pid = os.getpid()
         self._lock = threading.Lock()
         self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
-        self._waited_for: dist.Work | None = None
+        self._under_way = 0
+        self._closed = False
         self._failure: Exception | None = None
         self._thread = threading.Thread(target=self._run, name="gradwire-mailbox", daemon=True)
         self._thread.start()
@@ -173,10 +192,12 @@ class _Wire:
     def put(self, job: _Job) -> None:
         """Have a job waited for; after `close` it fails at once."""
         with self._lock:
-            if self.backend is not None:
+            self._under_way += 1
+            late = self._closed
+            if not late:
                 self._jobs.put(job)
-                return
-        self._finish(job)
+        if late:
+            self._finish(job)
 
     def _run(self) -> None:
         while (job := self._jobs.get()) is not None:
@@ -185,21 +206,24 @@ class _Wire:
 
     def _finish(self, job: _Job) -> None:
         cause = self._failure or job.failure
-        what = "not started"
         if cause is None:
             try:
-                for what, work in job.works:  # noqa: B007 - names the culprit below
-                    self._waited_for = work
+                for what, work in job.works:
+                    job.what = what
                     left_s = max(job.deadline - time.monotonic(), 0.001)
                     work.wait(timedelta(seconds=left_s))
             except Exception as error:  # noqa: BLE001 - handed to whoever asks the future
                 cause = self._failure or error
-        self._waited_for = None
+        with self._lock:
+            self._under_way -= 1
+            is_first = cause is not None and self._failure is None
+            self._failure = self._failure or cause
         if cause is None:
             job.pending.set_result(None)
             return
-        self._failure = cause
-        failure = CollectiveError("exchange", self._rank, f"tag {job.tag}, {what}: {cause}")
+        if is_first:
+            self._disconnect()  # so that nobody waits for what this rank will not send
+        failure = CollectiveError("exchange", self._rank, f"tag {job.tag}, {job.what}: {cause}")
         failure.__cause__ = cause
         job.pending.set_exception(failure)
 
@@ -208,19 +232,27 @@ class _Wire:
         if os.getpid() != self._pid:
             return  # a forked child has the object, but neither the thread nor a say
         with self._lock:
-            if self.backend is None:
+            if self._closed:
                 return
-            self.backend = None
+            self._closed = True
+            idle = self._under_way == 0
             self._failure = self._failure or RuntimeError("the mailbox was closed")
             self._jobs.put(None)
-        while self._thread.is_alive() and self._thread is not threading.current_thread():
-            work = self._waited_for
-            if work is not None:
-                # Gloo cannot cancel; but a wait that times out closes the
-                # connections, and so ends every other wait.
-                with contextlib.suppress(RuntimeError):
-                    work.wait(timedelta(milliseconds=1))
-            self._thread.join(0.01)
+        if not idle:
+            self._disconnect()
+        if self._thread is not threading.current_thread():
+            self._thread.join()
+        self.backend = None
+
+    def _disconnect(self) -> None:
+        """Break all connections: here and there, whoever waits is told.
+
+        Gloo has no call for it, but a receive that times out does it.
+        """
+        backend = self.backend
+        for peer in self._others if backend else ():
+            with contextlib.suppress(RuntimeError):
+                backend.recv([torch.empty(1)], peer, _NEVER_TAG).wait(timedelta(milliseconds=1))
 
 
 def _timeout_s(group: dist.ProcessGroup) -> float:
