@@ -67,7 +67,10 @@ class ReducerSpec(Protocol):
     """Parameters of a reducer; a frozen dataclass."""
 
     id: ClassVar[str]
-    feedback: bool
+
+    @property
+    def feedback(self) -> bool:
+        """Whether what was not sent in one step is owed in the next."""
 
     def transfers(
         self, entries: Sequence[Entry], world_size: int, rank: int
@@ -252,7 +255,7 @@ class AllReduce:
 
     id: ClassVar[str] = "all_reduce"
     format: Literal["float32", "bfloat16"] = "float32"
-    feedback: ClassVar[bool] = False  # type: ignore[misc]
+    feedback: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         if self.format not in ("float32", "bfloat16"):
@@ -498,7 +501,8 @@ def reducer_from_dict(data: dict[str, Any]) -> ReducerSpec:
         >>> reducer_from_dict({"id": "low_rank", "matrix_rank": 2})
         LowRank(matrix_rank=2, warm_start=True, feedback=True)
     """
-    return _from_dict(REDUCER_SPECS, data)
+    spec: ReducerSpec = _from_dict(REDUCER_SPECS, data)
+    return spec
 
 
 def _from_dict(registry: Registry[type[Any]], data: dict[str, Any]) -> Any:  # noqa: ANN401 - the registry's type
@@ -526,7 +530,7 @@ def spec_key(spec: ReducerSpec) -> str:
         'two_phase(quantize bits=4)'
     """
     codec = getattr(spec, "codec", None)
-    inner = codec if codec is not None else spec
+    inner: Any = codec if codec is not None else spec
     changed = {
         f.name: getattr(inner, f.name)
         for f in fields(inner)
