@@ -14,7 +14,7 @@ from dataclasses import dataclass, fields
 from typing import Any, ClassVar, Literal, NamedTuple, Protocol, TypeVar, runtime_checkable
 
 from gradwire.errors import SpecError, UnknownIdError
-from gradwire.layout import GROUP, Stretch, align, num_blocks, packed_bytes, shard
+from gradwire.layout import ALIGNMENT, GROUP, Stretch, align, num_blocks, packed_bytes, shard
 from gradwire.registry import Registry
 
 MAX_STRETCH = 1 << 30
@@ -226,10 +226,13 @@ class Sparse:
         return min(numel, kept + kept // 4 + 8) if self.selection == "threshold" else kept
 
     def num_bytes(self, numels: Sequence[int]) -> int:
-        """Size of the payload: counts, places, float32 values (`random`: values only)."""
+        """Size of the payload: counts, places and float32 values.
+
+        `random` sends the number of its stream in place of counts and places.
+        """
         slots = sum(self.capacity(n) for n in numels)
         if self.selection == "random":
-            return align(4 * slots)
+            return ALIGNMENT + align(4 * slots) if slots else 0
         return align(4 * len(numels)) + 2 * align(4 * slots)
 
 
@@ -375,7 +378,7 @@ class LowRank:
     @staticmethod
     def matrix_shape(shape: Sequence[int]) -> tuple[int, int]:
         """Fold a tensor's shape into rows (the first dimension) and columns."""
-        return shape[0], math.prod(shape[1:])
+        return math.prod(shape[:1]), math.prod(shape[1:])
 
     def transfers(
         self, entries: Sequence[Entry], world_size: int, rank: int
