@@ -13,13 +13,13 @@ from torch.profiler import record_function
 from gradwire.comm.base import Mailbox, Pending, Steps
 from gradwire.comm.channel import Channel
 from gradwire.comm.record import Recorder
+from gradwire.comm.sparse import sparse_all_reduce
 from gradwire.engine.checks import Conservation
 from gradwire.engine.layout import Layout
 from gradwire.engine.stats import BucketStats
 from gradwire.key import Key
 from gradwire.plan import DENSE
 from gradwire.reduce.base import Part, Reducer, Slot, State
-from gradwire.reduce.sparse_tensor import average_sparse
 
 _SAMPLE = 4096
 """Values of a parameter that error statistics look at."""
@@ -79,7 +79,8 @@ class BucketRun:
         return self._flat
 
     def _average_sparse(self, group: Channel) -> Steps[None]:
-        self._mean = yield from average_sparse(self.buffer, group)
+        total = yield from sparse_all_reduce(self.buffer, group)
+        self._mean = total / group.world_size
 
     def _average_double(self, group: Channel) -> Steps[None]:
         yield from group.all_reduce(self.buffer)
@@ -172,11 +173,12 @@ class BucketRun:
         """Return what the bucket cost, given when the step's last gradient was ready."""
         gradient, carried, owed, kept = (sum(s[i] for s in self._squares) for i in range(4))
         counts = self.recorder.take()
-        values = self.buffer.values() if self.buffer.is_sparse else self.buffer
+        values = self.buffer._values() if self.buffer.is_sparse else self.buffer  # noqa: SLF001 - as it came
+        world_size = self.recorder.world_size
         return BucketStats(
             index=self.index,
             parameters=len(self.names),
-            dense_bytes=values.numel() * values.element_size(),
+            dense_bytes=2 * (world_size - 1) * values.nbytes // world_size,
             sent_bytes=counts.sent_bytes,
             received_bytes=counts.received_bytes,
             encode_s=self._stage_s["encode"],

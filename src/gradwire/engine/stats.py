@@ -16,7 +16,8 @@ class BucketStats:
     Attributes:
         index: Number of the bucket within its backward pass.
         parameters: How many parameters it held.
-        dense_bytes: Size of its gradients before encoding.
+        dense_bytes: Bytes an uncompressed all-reduce of it would send,
+            `2 (N - 1) / N` times the size of its gradients.
         sent_bytes: Bytes this rank handed to the network, counted.
         received_bytes: Bytes this rank took from the network, counted.
         encode_s: Time to encode, before the first exchange.
@@ -71,7 +72,7 @@ class StepStats:
 
     @property
     def dense_bytes(self) -> int:
-        """Size of the gradients before encoding."""
+        """Bytes an uncompressed all-reduce would send."""
         return sum(b.dense_bytes for b in self.buckets)
 
     @property
@@ -86,7 +87,7 @@ class StepStats:
 
     @property
     def times_smaller(self) -> float:
-        """Dense size over sent size; 1 where nothing was sent."""
+        """Dense bytes over sent bytes; 1 where nothing was sent."""
         return self.dense_bytes / self.sent_bytes if self.sent_bytes else 1.0
 
     def scalars(self) -> dict[str, float]:
@@ -120,7 +121,6 @@ class Stats:
         recent: The latest steps, oldest first.
         dense: Parameters that are not compressed, and why.
         residual_bytes: Memory the residual takes.
-        world_size: Number of ranks.
     """
 
     steps_done: int
@@ -128,7 +128,6 @@ class Stats:
     recent: tuple[StepStats, ...]
     dense: Mapping[str, str]
     residual_bytes: int
-    world_size: int
 
     def summary(self) -> str:
         """Say in one line what compression does here, and whether dense would be faster.
@@ -137,7 +136,7 @@ class Stats:
         exchanges reached, an estimate: `gradwire demo` measures it.
 
         Example:
-            >>> Stats(0, None, (), {}, 0, 2).summary()
+            >>> Stats(0, None, (), {}, 0).summary()
             'no step has been synchronised yet'
         """
         if not self.recent:
@@ -157,7 +156,7 @@ class Stats:
         sent = sum(s.sent_bytes for s in self.recent)
         if not sent or not wire_s:
             return "nothing went over the network"
-        dense = sum(s.dense_bytes for s in self.recent) * 2 * (self.world_size - 1) / self.world_size
+        dense = sum(s.dense_bytes for s in self.recent)
         saved_s = (dense - sent) * wire_s / sent
         if saved_s > codec_s:
             return f"saves about {format_seconds((saved_s - codec_s) / len(self.recent))} a step"

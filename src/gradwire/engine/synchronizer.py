@@ -251,7 +251,6 @@ class Synchronizer:
             recent=tuple(self._recent),
             dense=dict(self._dense),
             residual_bytes=self._feedback.num_bytes,
-            world_size=self.world_size,
         )
 
     def rescale(self, factor: float) -> None:
