@@ -11,8 +11,7 @@ Example:
 
 from __future__ import annotations
 
-from importlib import import_module
-from importlib.metadata import version
+from importlib import import_module, metadata
 from typing import TYPE_CHECKING
 
 from gradwire.errors import (
@@ -52,7 +51,7 @@ _LOADED_ON_USE = {
 
 def __getattr__(name: str) -> object:
     if name == "__version__":
-        return version("gradwire")
+        return metadata.version("gradwire")
     if name not in _LOADED_ON_USE:
         raise AttributeError(f"module 'gradwire' has no attribute {name!r}")
     value = getattr(import_module(_LOADED_ON_USE[name]), name)
