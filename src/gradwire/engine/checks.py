@@ -52,7 +52,9 @@ class Conservation:
         if bool(wrong.any()):
             place = int(wrong.nonzero()[0])
             raise CollectiveError(
-                "conservation check", group.rank, f"{self._name(place)}: what was sent and what"
+                "conservation check",
+                group.rank,
+                f"{self._name(place)}: what was sent and what"
                 f" arrived differ by {float(error[place]):.3g} (limit {float(limit):.3g})",
             )
 
@@ -102,5 +104,5 @@ def check_replicas(parameters: Mapping[str, Tensor], step: int, group: Collectiv
 
 
 def _digest(tensor: Tensor) -> bytes:
-    data = tensor.detach().contiguous().view(-1).view(torch.uint8).numpy()
+    data = tensor.detach().contiguous().view(-1).view(torch.uint8).numpy().data
     return hashlib.blake2b(data, digest_size=_DIGEST_BYTES).digest()

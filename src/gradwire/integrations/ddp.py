@@ -10,7 +10,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.nn.parallel import DistributedDataParallel as DDP
+from torch._C._distributed_c10d import GradBucket
+from torch.nn.parallel import DistributedDataParallel as DDP  # noqa: N817 - as everyone calls it
 
 from gradwire.comm.base import Mailbox
 from gradwire.comm.shaped import Link, ShapedMailbox
@@ -129,7 +130,8 @@ def find_ddp(model: object) -> DDP:
         )
     inside = ", ".join(type(ddp.module).__name__ for ddp in found.values())
     raise TypeError(
-        f"{len(found)} DistributedDataParallel models in {kind} (of {inside}); attach each by itself"
+        f"{len(found)} DistributedDataParallel models in {kind} (of {inside});"
+        " attach each by itself"
     )
 
 
@@ -223,7 +225,7 @@ def _refuse(ddp: DDP) -> None:
     """Refuse, in words, what cannot be combined with a hook."""
     for name, p in _trained(ddp).items():
         if p.device.type != "cpu":
-            raise SpecError(f"device of {name}", str(p.device), "the CPU: GPU back ends are to come")
+            raise SpecError(f"device of {name}", str(p.device), "the CPU; GPUs are not served yet")
         if getattr(p, "_in_backward_optimizers", None):
             raise SpecError(
                 f"optimizer of {name}",
@@ -252,7 +254,7 @@ class _Hook:
         self._names = {id(p): name for name, p in _trained(ddp).items()}
         self._steps = 0
 
-    def names(self, bucket: dist.GradBucket) -> tuple[str, ...]:
+    def names(self, bucket: GradBucket) -> tuple[str, ...]:
         """Return the names of a bucket's parameters, in order."""
         if bucket.index() == 0:
             if self._steps % _LOOKED_AT_EVERY < 3:  # noqa: PLR2004 - soon after wrapping, then rarely
@@ -272,7 +274,7 @@ class _Hook:
                 )
 
 
-def _hook(state: _Hook, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
+def _hook(state: _Hook, bucket: GradBucket) -> torch.futures.Future[Tensor]:
     """Start averaging a bucket; DDP calls this once per bucket, in order."""
     arrived: torch.futures.Future[tuple[Tensor | None, BaseException | None]] = (
         torch.futures.Future()
@@ -303,4 +305,9 @@ def _replicas(reference: weakref.ref[DDP]) -> dict[str, Tensor]:
 
 def _forwards(reference: weakref.ref[DDP]) -> int | None:
     ddp = reference()
-    return None if ddp is None else int(ddp._get_ddp_logging_data().get("iteration", 0))  # noqa: SLF001
+    return None if ddp is None else _iteration(ddp)
+
+
+def _iteration(ddp: DDP) -> int:
+    read: Callable[[], dict[str, int]] = ddp._get_ddp_logging_data  # noqa: SLF001 - no public way
+    return read().get("iteration", 0)
