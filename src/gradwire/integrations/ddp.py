@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 from torch._C._distributed_c10d import GradBucket
 from torch.nn.parallel import DistributedDataParallel as DDP  # noqa: N817 - as everyone calls it
@@ -66,6 +65,7 @@ def attach(
 
     Example:
         >>> import tempfile
+        >>> import torch.distributed as dist
         >>> store = dist.FileStore(tempfile.mktemp(), 1)
         >>> dist.init_process_group("gloo", store=store, rank=0, world_size=1)
         >>> ddp = DDP(nn.Linear(64, 32))
