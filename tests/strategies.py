@@ -82,13 +82,17 @@ def codec_specs():
     )
 
 
+def _with_feedback(reducer, codec, feedback):
+    return reducer(codec, feedback and getattr(codec, "is_contraction", True))
+
+
 def reducer_specs():
     """Draw the parameters of any reducer."""
     dense = codec_specs().filter(lambda spec: not isinstance(spec, Sparse))
     return st.one_of(
         st.builds(AllReduce, st.sampled_from(["float32", "bfloat16"])),
-        st.builds(TwoPhase, dense, st.booleans()),
-        st.builds(Broadcast, codec_specs(), st.booleans()),
+        st.builds(_with_feedback, st.just(TwoPhase), dense, st.booleans()),
+        st.builds(_with_feedback, st.just(Broadcast), codec_specs(), st.booleans()),
         st.builds(LowRank, st.integers(1, 5), st.booleans(), st.booleans()),
     )
 

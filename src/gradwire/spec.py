@@ -157,6 +157,15 @@ class Quantize:
             raise SpecError("Quantize.rounding", self.rounding, "one of: stochastic, nearest")
         _check_block_size("Quantize", self.block_size)
 
+    @property
+    def is_contraction(self) -> bool:
+        """Whether less is lost than was there, as feedback needs.
+
+        Stochastic levels -1, 0, 1 lose 1.3 times the square of normally
+        distributed values (blocks of 128), the two levels of 1 bit still more.
+        """
+        return self.bits > 2 or (self.bits, self.rounding) == (2, "nearest")  # noqa: PLR2004 - above
+
     def num_bytes(self, numels: Sequence[int]) -> int:
         """Size of the payload: one float32 scale a block, then packed codes."""
         codes = sum(packed_bytes(n, self.bits) for n in numels)
@@ -236,6 +245,15 @@ class Sparse:
         return align(4 * len(numels)) + 2 * align(4 * slots)
 
 
+def _check_feedback(owner: str, codec: CodecSpec, *, feedback: bool) -> None:
+    """Refuse feedback where the residual would grow without end."""
+    if feedback and isinstance(codec, Quantize) and not codec.is_contraction:
+        remedy = "use more bits, Sign, feedback=False, or rounding='nearest' with 2 bits"
+        raise SpecError(
+            f"{owner}.feedback", feedback, f"possible with {codec}, which loses too much: {remedy}"
+        )
+
+
 def _even_transfers(numel: int, itemsize: int, world_size: int, rank: int) -> tuple[Transfer, ...]:
     """Exchanges of a direct all-reduce: shards to their owners, then back."""
     if world_size == 1 or numel == 0:
@@ -294,6 +312,7 @@ class TwoPhase:
             raise SpecError(
                 "TwoPhase.codec", self.codec, "a codec whose sums stay as dense as its input"
             )
+        _check_feedback("TwoPhase", self.codec, feedback=self.feedback)
 
     def shards(self, entries: Sequence[Entry], owner: int, world_size: int) -> list[Stretch]:
         """Return the stretch of each entry that rank `owner` averages."""
@@ -345,6 +364,9 @@ class Broadcast:
     id: ClassVar[str] = "broadcast"
     codec: CodecSpec
     feedback: bool = True
+
+    def __post_init__(self) -> None:
+        _check_feedback("Broadcast", self.codec, feedback=self.feedback)
 
     def transfers(
         self, entries: Sequence[Entry], world_size: int, rank: int
@@ -421,6 +443,8 @@ def parse_reducer(text: str) -> ReducerSpec:
             `threshold`, `random_k`, `low_rank`; the last four take a number
             after a colon (`topk:0.001`, `low_rank:4`). `@broadcast` or
             `@two_phase` at the end chooses the reducer: `int4@broadcast`.
+            `int2` rounds to nearest and `int1` has no feedback, for with
+            stochastic rounding their residuals would grow without end.
 
     Raises:
         UnknownIdError: No such short name.
@@ -440,8 +464,18 @@ def parse_reducer(text: str) -> ReducerSpec:
     reducer = how or ("broadcast" if isinstance(codec, Sparse) else "two_phase")
     if reducer not in ("broadcast", "two_phase"):
         raise UnknownIdError("reducer", reducer, ["broadcast", "two_phase"])
-    feedback = not (isinstance(codec, Float) and codec.format in _DENSE)
+    feedback = _wants_feedback(codec)
     return Broadcast(codec, feedback) if reducer == "broadcast" else TwoPhase(codec, feedback)
+
+
+def _wants_feedback(codec: CodecSpec) -> bool:
+    match codec:
+        case Float():
+            return codec.format not in _DENSE
+        case Quantize():
+            return codec.is_contraction
+        case _:
+            return True
 
 
 def _parse_codec(text: str, name: str, number: str) -> CodecSpec:
@@ -457,7 +491,7 @@ def _parse_codec(text: str, name: str, number: str) -> CodecSpec:
     if name == "sign" and not number:
         return Sign()
     if name.startswith("int") and name[3:].isdigit() and not number:
-        return Quantize(int(name[3:]))
+        return Quantize(int(name[3:]), rounding="nearest" if name == "int2" else "stochastic")
     if name == "topk":
         return Sparse(_parameter(text, number, 0.01), "exact")
     if name == "threshold":

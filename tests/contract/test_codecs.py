@@ -7,13 +7,13 @@ import math
 import pytest
 import torch
 from hypothesis import given
-from strategies import BLOCK, EDGE_NUMELS, SEEDS, codec_specs, normal, tensors
 
 from gradwire.codecs.base import CODECS, Segment, Segments, build
 from gradwire.errors import PayloadError, SpecError
 from gradwire.key import Key
 from gradwire.layout import num_blocks
 from gradwire.spec import Float, Quantize, Sign, Sparse
+from strategies import BLOCK, EDGE_NUMELS, SEEDS, codec_specs, normal, tensors
 
 KEY = Key(seed=1, step=2, rank=0)
 SPECS = {
@@ -30,7 +30,12 @@ SPECS = {
     "threshold": Sparse(0.1, "threshold"),
     "random": Sparse(0.1, "random"),
 }
-HALF_STEP = {"bfloat16": 2.0**-9, "float16": 2.0**-12, "float8_e4m3": 2.0**-5, "float8_e5m2": 2.0**-4}
+HALF_STEP = {
+    "bfloat16": 2.0**-9,
+    "float16": 2.0**-12,
+    "float8_e4m3": 2.0**-5,
+    "float8_e5m2": 2.0**-4,
+}
 SMALLEST = {"float16": 2.0**-40, "float8_e4m3": 2.0**-10 / 448, "float8_e5m2": 2.0**-17 / 57344}
 each_spec = pytest.mark.parametrize("spec", SPECS.values(), ids=SPECS)
 

@@ -6,12 +6,12 @@ import math
 
 import pytest
 import torch
-from contract.exchange import Layout, mean, reduce_steps
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from strategies import SEEDS, WORLD_SIZES, entries, normal, reducer_specs
 
+from contract.exchange import Layout, mean, reduce_steps
 from gradwire.codecs.base import CODECS
+from gradwire.errors import SpecError
 from gradwire.key import Key
 from gradwire.reduce.base import REDUCERS, State, build
 from gradwire.spec import (
@@ -25,9 +25,10 @@ from gradwire.spec import (
     TwoPhase,
     parse_reducer,
 )
+from strategies import SEEDS, WORLD_SIZES, entries, normal, reducer_specs
 
 NAMES = (
-    *("none", "bf16", "fp16", "fp8", "fp8_e5m2", "int8", "int5", "int4", "int2", "int1", "sign"),
+    *("none", "bf16", "fp16", "fp8", "fp8_e5m2", "int8", "int4", "int3", "int2", "int1", "sign"),
     *("topk:0.1", "threshold:0.1", "random_k:0.1", "low_rank", "low_rank:4"),
     *("none@broadcast", "bf16@two_phase", "fp8@broadcast", "int4@broadcast", "sign@broadcast"),
 )
@@ -41,12 +42,11 @@ SPECS = {name: parse_reducer(name) for name in NAMES} | {
 }
 WITH_FEEDBACK = {name: spec for name, spec in SPECS.items() if spec.feedback}
 # Scalar, vector, less than a block, matrices, a convolution.
-SHAPES = [(300,), (), (40, 50), (7,), (64, 3, 3, 3), (1, 513)]
-WORLDS = (2, 3)
+SHAPES = [(300,), (), (40, 50), (24, 3, 3, 3), (1, 513)]
 
 each_spec = pytest.mark.parametrize("spec", SPECS.values(), ids=SPECS)
 each_feedback = pytest.mark.parametrize("spec", WITH_FEEDBACK.values(), ids=WITH_FEEDBACK)
-each_world = pytest.mark.parametrize("world_size", WORLDS)
+each_world = pytest.mark.parametrize("world_size", [2, 3])
 few = settings(max_examples=4)
 
 
@@ -129,11 +129,10 @@ def assert_bytes(spec, layout, traces, world_size):
 
 
 @each_feedback
-@each_world
-def test_d2_nothing_is_lost_over_many_steps(spec, world_size):
+def test_d2_nothing_is_lost_over_many_steps(spec):
     layout = Layout.of(SHAPES)
-    gradients = noise(layout.residual_numel, world_size, 8)
-    traces = reduce_steps(spec, layout, gradients, world_size)
+    gradients = noise(layout.residual_numel, 3, 6)
+    traces = reduce_steps(spec, layout, gradients, 3)
     assert_conservation(traces)
 
 
@@ -146,12 +145,11 @@ def test_reducer_without_feedback_leaves_the_residual_alone(spec):
 
 
 @each_spec
-@each_world
-def test_reducer_works_in_place(spec, world_size):
+def test_reducer_works_in_place(spec):
     layout = Layout.of(SHAPES, gap=5)
-    gradients = noise(layout.residual_numel, world_size, 2)
-    apart = reduce_steps(spec, layout, gradients, world_size)
-    in_place = reduce_steps(spec, layout, gradients, world_size, in_place=True)
+    gradients = noise(layout.residual_numel, 3, 2)
+    apart = reduce_steps(spec, layout, gradients, 3)
+    in_place = reduce_steps(spec, layout, gradients, 3, in_place=True)
     for a, b in zip(apart, in_place, strict=True):
         assert all(map(same_bits, a.outs, b.outs))
         assert all(map(same_bits, a.residuals, b.residuals))
@@ -176,13 +174,12 @@ def test_part_without_parameters_is_reduced_to_nothing(spec):
 
 
 @each_spec
-@each_world
-def test_results_do_not_depend_on_the_layout(spec, world_size):
-    order = [4, 2, 5, 0, 3, 1]
-    gradients = noise(sum(math.prod(shape) for shape in SHAPES), world_size, 3)
-    one = reduce_steps(spec, Layout.of(SHAPES), gradients, world_size)
+def test_results_do_not_depend_on_the_layout(spec):
+    order = [4, 2, 0, 3, 1]
+    gradients = noise(sum(math.prod(shape) for shape in SHAPES), 3, 3)
+    one = reduce_steps(spec, Layout.of(SHAPES), gradients, 3)
     several = reduce_steps(
-        spec, Layout.of(SHAPES, order, gap=3), gradients, world_size, parts=[[3, 0], [1], [5, 2, 4]]
+        spec, Layout.of(SHAPES, order, gap=3), gradients, 3, parts=[[3, 0], [1], [2, 4]]
     )
     for a, b in zip(one, several, strict=True):
         assert all(map(same_bits, a.outs, b.outs))
@@ -219,8 +216,8 @@ EXACT = {
     "int8": (TwoPhase(Quantize(8)), levels(1000, 127.0, [-126.0, -1.0, 0.0, 64.0])),
     "int4": (TwoPhase(Quantize(4)), levels(1000, -7.0, [-6.0, -1.0, 0.0, 5.0])),
     "int3": (Broadcast(Quantize(3)), levels(1000, 3.0, [-2.0, -1.0, 0.0, 3.0])),
-    "int2": (TwoPhase(Quantize(2)), levels(1000, 1.0, [-1.0, 0.0, 1.0])),
-    "int1": (TwoPhase(Quantize(1)), levels(1000, 0.5, [-0.5, 0.5])),
+    "int2": (TwoPhase(Quantize(2, 256, "nearest")), levels(1000, 1.0, [-1.0, 0.0, 1.0])),
+    "int1": (TwoPhase(Quantize(1), feedback=False), levels(1000, 0.5, [-0.5, 0.5])),
     "constant blocks": (TwoPhase(Sign(256)), levels(1000, 0.25, [-0.25, 0.25])),
     "k-sparse": (Broadcast(Sparse(0.05, "exact")), k_sparse(1000, 50) * normal(1000)),
     "k-sparse, threshold": (Broadcast(Sparse(0.05, "threshold")), k_sparse(1000, 50)),
@@ -250,8 +247,8 @@ def test_matrices_of_low_rank_come_back_exactly(world_size, matrix_rank, shape):
     traces = reduce_steps(LowRank(matrix_rank), Layout.of([shape]), gradients, world_size)
     for step in range(2):
         expected = mean([g[step] for g in gradients])
-        assert torch.allclose(traces[0].outs[step].double(), expected, atol=2e-5)
-        assert all(trace.residuals[step + 1].abs().max() < 2e-5 for trace in traces)
+        assert torch.allclose(traces[0].outs[step].double(), expected, atol=1e-4)
+        assert all(trace.residuals[step + 1].abs().max() < 1e-4 for trace in traces)
 
 
 @each_world
@@ -274,26 +271,16 @@ def test_a1_the_result_is_a_mean_and_not_a_sum(spec, world_size):
     expected = (1 + world_size) / 2
     if spec == AllReduce("float32"):
         assert all(torch.equal(out, torch.full((512,), expected)) for out in traces[0].outs)
-    average = mean(traces[0].outs).mean()
-    slack = 0.1 if "Sparse" in repr(spec) else 0.02  # what still waits in the residual
-    if "Sparse" in repr(spec):
-        average = mean([o + r / 20 for o, r in zip(traces[0].outs, owed_by_step(traces), strict=True)])
-        average = average.mean()
-    assert abs(average - expected) < slack * expected
-
-
-def owed_by_step(traces):
-    """Return what was added to the mean residual in each step, float64."""
-    means = [mean(residuals) for residuals in zip(*(t.residuals for t in traces), strict=True)]
-    return [means[-1]] * (len(means) - 1)
+    waiting = mean([trace.residuals[-1] for trace in traces]) / 20
+    average = (mean(traces[0].outs) + waiting).mean()
+    assert abs(average - expected) < 0.02 * expected
 
 
 @each_spec
-@each_world
-def test_b2_zeros_stay_zeros(spec, world_size):
+def test_b2_zeros_stay_zeros(spec):
     layout = Layout.of(SHAPES)
     zeros = torch.zeros(layout.residual_numel)
-    for trace in reduce_steps(spec, layout, alike(zeros, world_size, steps=2), world_size):
+    for trace in reduce_steps(spec, layout, alike(zeros, 3, steps=2), 3):
         assert all(torch.equal(out, zeros) for out in trace.outs)
         assert torch.equal(trace.residuals[-1], zeros)
 
@@ -317,7 +304,7 @@ def test_b5_sign_of_zero_averages_to_zero_and_padding_is_not_read():
     average = mean(traces[0].outs)
     zeros = torch.arange(13) != 4
     # What is missing from the average is the residual, spread over the steps.
-    bound = max(float(r.abs().max()) for t in traces for r in t.residuals) / 200
+    bound = max(float(r.abs().max()) for t in traces for r in t.residuals) / 200 * (1 + 1e-5)
     assert average[zeros].abs().max() <= bound < 0.05
     assert abs(average[4] - 1) <= bound
 
@@ -358,13 +345,32 @@ def test_c4_a_run_repeats_with_its_seed(spec):
 
 @each_feedback
 def test_d3_feedback_is_used(spec):
-    if "float32" in repr(spec):
-        return
     layout, x = Layout.of([(20, 30)]), normal(600)
     traces = reduce_steps(spec, layout, alike(x, 2, steps=60), 2)
     assert traces[0].residuals[1].any()
     errors = [float((out - x).norm()) for out in traces[0].outs]
     assert float((mean(traces[0].outs) - x).norm()) < min(errors)
+
+
+@pytest.mark.parametrize("reducer", [TwoPhase, Broadcast])
+@pytest.mark.parametrize("codec", [Quantize(1), Quantize(2), Quantize(1, rounding="nearest")])
+def test_feedback_is_refused_where_the_residual_would_grow_without_end(reducer, codec):
+    with pytest.raises(SpecError, match="loses too much: use more bits, Sign, feedback=False"):
+        reducer(codec)
+    assert not reducer(codec, feedback=False).feedback
+
+
+@each_feedback
+def test_residual_stays_bounded(spec):
+    world_size, steps = 3, 60
+    layout = Layout.of([(16, 32)])
+    gradients = noise(512, world_size, steps)
+    for rank in gradients:
+        for values in rank:
+            values.add_(normal(512, seed=1000))
+    traces = reduce_steps(spec, layout, gradients, world_size)
+    norms = [float(sum(t.residuals[s].norm() for t in traces)) for s in range(steps + 1)]
+    assert max(norms[steps // 2 :]) < 2 * max(norms[: steps // 2])
 
 
 def test_h1_ranks_that_select_unlike_numbers_of_values_are_averaged():
@@ -426,8 +432,8 @@ def test_no_key_is_used_twice(name, monkeypatch):
 
     monkeypatch.setattr(codec, "encode", noting)
     layout = Layout.of(SHAPES)
-    reduce_steps(SPECS.get(name) or parse_reducer(name), layout, noise(2300 + 2249, 3, 3), 3)
-    assert len(used) > 3 * 3 * len(SHAPES) - 1
+    reduce_steps(parse_reducer(name), layout, noise(layout.residual_numel, 3, 3), 3)
+    assert len(used) >= 3 * 3 * len(SHAPES)
     assert len(set(used)) == len(used)
 
 
