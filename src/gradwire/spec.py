@@ -161,8 +161,8 @@ class Quantize:
     def is_contraction(self) -> bool:
         """Whether less is lost than was there, as feedback needs.
 
-        Stochastic levels -1, 0, 1 lose 1.3 times the square of normally
-        distributed values (blocks of 128), the two levels of 1 bit still more.
+        Stochastic levels -1, 0, 1 lose 1.4 times the square of normally
+        distributed values (blocks of 256), the two levels of 1 bit still more.
         """
         return self.bits > 2 or (self.bits, self.rounding) == (2, "nearest")  # noqa: PLR2004 - above
 
