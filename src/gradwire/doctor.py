@@ -8,10 +8,14 @@ import platform
 import shutil
 import sys
 from dataclasses import dataclass
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import version
+
+from gradwire.version import installed_version
 
 EXTRAS = {"jinja2": "jinja2", "matplotlib": "matplotlib", "scikit-learn": "sklearn"}
-OLDEST_PYTHON = (3, 11)
+"""Packages of the extra `demo`, and the modules they bring."""
+
+_NOT_BUILT = "this build of torch has none"
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,20 +25,25 @@ class Check:
     Attributes:
         area: What it belongs to.
         name: What it is.
-        is_available: Whether it can run.
-        detail: Its version or place; where it cannot run, why.
+        detail: Its version, place or use.
+        reason: Why it cannot run here; None if it can.
         is_required: Whether nothing works without it.
 
     Example:
-        >>> Check("python", "Python", True, "3.13.0", is_required=True).detail
-        '3.13.0'
+        >>> Check("base", "Python", "3.13.0").is_available
+        True
     """
 
     area: str
     name: str
-    is_available: bool
     detail: str
+    reason: str | None = None
     is_required: bool = False
+
+    @property
+    def is_available(self) -> bool:
+        """Whether it can run here."""
+        return self.reason is None
 
 
 def examine() -> list[Check]:
@@ -43,16 +52,11 @@ def examine() -> list[Check]:
     Returns:
         One check a thing, by area. Nothing is changed or started.
     """
-    return [_python(), *_torch(), *_extras(), *_lab()]
-
-
-def _python() -> Check:
-    found = platform.python_version()
-    if sys.version_info < OLDEST_PYTHON:
-        found += ", older than 3.11"
-    return Check(
-        "base", "Python", sys.version_info >= OLDEST_PYTHON, found, is_required=True
-    )
+    base = [
+        Check("base", "gradwire", installed_version()),
+        Check("base", "Python", platform.python_version()),
+    ]
+    return [*base, *_torch(), *_extras(), *_lab()]
 
 
 def _torch() -> list[Check]:
@@ -60,60 +64,40 @@ def _torch() -> list[Check]:
         import torch  # noqa: PLC0415 - the command line starts without it
         import torch.distributed as dist  # noqa: PLC0415
     except (ImportError, OSError) as error:
-        return [Check("base", "torch", False, f"does not load: {error}", is_required=True)]
+        return [Check("base", "torch", "", f"does not load: {error}", is_required=True)]
     has_gloo = dist.is_available() and dist.is_gloo_available()
     has_nccl = dist.is_available() and dist.is_nccl_available()
-    has_cuda = torch.cuda.is_available()
+    cuda = None if torch.cuda.is_available() else "no device found"
+    if torch.version.cuda is None:
+        cuda = _NOT_BUILT
+    name = torch.cuda.get_device_name() if cuda is None else ""
+    gloo = None if has_gloo else _NOT_BUILT
     return [
-        Check("base", "torch", True, torch.__version__, is_required=True),
-        Check(
-            "base",
-            "Gloo",
-            has_gloo,
-            "exchange between CPUs" if has_gloo else "this build of torch has none",
-            is_required=True,
-        ),
-        Check(
-            "gpu",
-            "CUDA",
-            has_cuda,
-            torch.cuda.get_device_name() if has_cuda else _why_no_cuda(torch.version.cuda),
-        ),
-        Check(
-            "gpu",
-            "NCCL",
-            has_nccl and has_cuda,
-            "exchange between GPUs"
-            if has_nccl and has_cuda
-            else ("needs a CUDA device" if has_nccl else "this build of torch has none"),
-        ),
+        Check("base", "torch", torch.__version__, is_required=True),
+        Check("base", "Gloo", "exchange between CPUs", gloo, is_required=True),
+        Check("gpu", "CUDA", name, cuda),
+        Check("gpu", "NCCL", "exchange between GPUs", cuda if has_nccl else _NOT_BUILT),
     ]
 
 
-def _why_no_cuda(built_for: str | None) -> str:
-    return "this build of torch has none" if built_for is None else "no device found"
+def missing_extras() -> list[str]:
+    """Return the packages of the extra `demo` that are not installed."""
+    return [p for p, module in EXTRAS.items() if importlib.util.find_spec(module) is None]
 
 
 def _extras() -> list[Check]:
-    checks = []
-    for package, module in EXTRAS.items():
-        is_there = importlib.util.find_spec(module) is not None
-        detail = "not installed: pip install 'gradwire[demo]'"
-        if is_there:
-            try:
-                detail = version(package)
-            except PackageNotFoundError:
-                detail = "version unknown"
-        checks.append(Check("demo", package, is_there, detail))
-    return checks
+    reason, missing = "not installed: pip install 'gradwire[demo]'", missing_extras()
+    return [
+        Check("demo", p, "", reason) if p in missing else Check("demo", p, version(p))
+        for p in EXTRAS
+    ]
 
 
 def _lab() -> list[Check]:
     is_linux = sys.platform == "linux"
-    is_root = is_linux and os.geteuid() == 0
-    why = "not Linux" if not is_linux else "run as root to emulate links in network namespaces"
-    checks = [Check("lab", "root", is_root, "yes" if is_root else why)]
+    root = None if is_linux and os.geteuid() == 0 else "needs root, for network namespaces"
+    checks = [Check("lab", "root", "network namespaces", root if is_linux else "needs Linux")]
     for tool in ("ip", "tc"):
         path = shutil.which(tool)
-        checks.append(Check("lab", tool, path is not None, path or "install iproute2"))
+        checks.append(Check("lab", tool, path or "", None if path else "install iproute2"))
     return checks

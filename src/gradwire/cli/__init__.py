@@ -10,6 +10,7 @@ import click
 
 from gradwire.cli import demo, doctor
 from gradwire.errors import CommandError, GradwireError, SpecError
+from gradwire.version import installed_version
 
 USAGE_ERROR = 2
 _INTERRUPTED = 130
@@ -42,7 +43,7 @@ def _report(message: str, code: int) -> int:
 
 
 @click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"]})
-@click.version_option(package_name="gradwire")
+@click.version_option(installed_version(), message="%(prog)s %(version)s")
 def main() -> None:
     """Compressed gradient exchange for PyTorch data-parallel training."""
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import time
 from datetime import datetime
 from pathlib import Path
@@ -17,8 +16,6 @@ if TYPE_CHECKING:
 
     from gradwire.demo.settings import Job
     from gradwire.report.model import DemoResult
-
-_EXTRAS = ("jinja2", "matplotlib", "sklearn")
 
 
 @click.command("demo")
@@ -93,9 +90,10 @@ def command(  # noqa: PLR0913 - one argument an option
 
 
 def _require_extras() -> None:
-    missing = [name for name in _EXTRAS if importlib.util.find_spec(name) is None]
-    if missing:
-        raise CommandError(f"needs {', '.join(missing)}: pip install 'gradwire[demo]'")
+    from gradwire.doctor import missing_extras  # noqa: PLC0415
+
+    if missing := missing_extras():
+        raise CommandError(f"the demo needs {', '.join(missing)}: pip install 'gradwire[demo]'")
 
 
 def _fresh_report(task: str) -> Path:

@@ -7,7 +7,6 @@ import platform
 import statistics
 from collections import defaultdict
 from dataclasses import dataclass, field, replace
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from gradwire.demo.events import (
@@ -27,6 +26,7 @@ from gradwire.report.model import (
     Step,
     Validation,
 )
+from gradwire.version import installed_version
 
 
 @dataclass(slots=True)
@@ -109,12 +109,8 @@ def _joined(by_rank: dict[int, Step]) -> Step:
 
 
 def _environment(torch: str, cores: int) -> Environment:
-    try:
-        own = version("gradwire")
-    except PackageNotFoundError:
-        own = "not installed, run from source"
     return Environment(
-        gradwire=own,
+        gradwire=installed_version(),
         torch=torch,
         python=platform.python_version(),
         platform=platform.platform(),

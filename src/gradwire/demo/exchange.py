@@ -28,14 +28,14 @@ class Exchange:
     close: Callable[[], None]
 
 
-def wrap(method: Method, module: nn.Module, group: dist.ProcessGroup) -> Exchange:
+def wrap(method: Method, module: nn.Module) -> Exchange:
     """Wrap a model so that its gradients are exchanged by one method.
 
     Args:
         method: How.
         module: The model; equal on all ranks.
-        group: Where the exchange of plain DDP and of PyTorch's hooks runs.
     """
+    group = dist.group.WORLD
     ddp = DistributedDataParallel(
         module, process_group=group, bucket_cap_mb=method.bucket_cap_mb, init_sync=False
     )

@@ -128,7 +128,7 @@ class Workers:
             "PYTHONPATH": os.pathsep.join(p for p in sys.path if p),
         }
         with self._log(rank).open("w", encoding="utf-8") as log:
-            process = subprocess.Popen(  # noqa: S603 - our own module, by our own interpreter
+            process = subprocess.Popen(
                 [sys.executable, "-P", "-m", "gradwire.demo.worker"],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,

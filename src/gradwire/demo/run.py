@@ -7,6 +7,7 @@ import hashlib
 import time
 from collections.abc import Callable
 from datetime import timedelta
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
@@ -34,13 +35,14 @@ def run_job(job: Job, rank: int, rendezvous: str, tell: Tell) -> None:
     """Train every method of a job, one after the other.
 
     Args:
+        job: What to do.
         rank: This process's number.
         rendezvous: A file, not there yet, by which the ranks meet.
         tell: Takes each event.
     """
-    store = dist.FileStore(rendezvous, job.ranks)
+    where = Path(rendezvous).as_uri()
     dist.init_process_group(
-        "gloo", store=store, rank=rank, world_size=job.ranks, timeout=_TIMEOUT
+        "gloo", init_method=where, rank=rank, world_size=job.ranks, timeout=_TIMEOUT
     )
     task = tasks.build(job.task, job.batch_size)
     for method in job.methods:
@@ -53,13 +55,13 @@ def run_job(job: Job, rank: int, rendezvous: str, tell: Tell) -> None:
 def _run_method(job: Job, rank: int, task: tasks.Task, method: Method, tell: Tell) -> None:
     module = task.model(job.seed)
     optimiser = task.optimiser(module)
-    exchange = wrap(method, module, dist.group.WORLD)
+    exchange = wrap(method, module)
     clock = BackwardClock(module)
     dist.barrier()
     tell(MethodStarted(method.name, sum(p.numel() for p in module.parameters())))
     for step in range(job.steps):
-        inputs, targets = task.batch(rank, job.ranks, job.seed, step)
-        tell(StepDone(method.name, _step(exchange, optimiser, clock, step, inputs, targets)))
+        batch = task.batch(rank, job.ranks, job.seed, step)
+        tell(StepDone(method.name, _timed_step(exchange, optimiser, clock, step, batch)))
         if job.validates_after(step):
             score = tasks.evaluate(task, module, rank, job.ranks)
             tell(Validated(method.name, step + 1, *score))
@@ -78,7 +80,7 @@ class BackwardClock:
     def __init__(self, module: nn.Module) -> None:
         self.last_ready_s = 0.0
         for parameter in module.parameters():
-            parameter.register_post_accumulate_grad_hook(self._note)
+            parameter.register_post_accumulate_grad_hook(self._note)  # type: ignore[no-untyped-call]
 
     def _note(self, _parameter: torch.Tensor) -> None:
         # Runs before DDP's own hook of the same parameter, which may launch
@@ -86,19 +88,18 @@ class BackwardClock:
         self.last_ready_s = time.perf_counter()
 
 
-def _step(
+def _timed_step(
     exchange: Exchange,
     optimiser: torch.optim.Optimizer,
     clock: BackwardClock,
     step: int,
-    inputs: torch.Tensor,
-    targets: torch.Tensor,
+    batch: tuple[torch.Tensor, torch.Tensor],
 ) -> Step:
     sent_bytes = exchange.sent_bytes()
     start_s = time.perf_counter()
-    loss = tasks.loss_of(exchange.module, inputs, targets)
+    loss = tasks.loss_of(exchange.module, *batch)
     forward_end_s = time.perf_counter()
-    loss.backward()
+    loss.backward()  # type: ignore[no-untyped-call]
     backward_end_s = time.perf_counter()
     optimiser.step()
     optimiser.zero_grad()

@@ -48,7 +48,10 @@ def evaluate(task: Task, module: nn.Module, rank: int, world_size: int) -> Score
     """Score one rank's share of the held-out data.
 
     Args:
+        task: Where the data comes from.
         module: The model itself, not its DDP wrapper: ranks do not wait here.
+        rank: This process's number.
+        world_size: Number of processes.
     """
     module.eval()
     loss_sum, num_correct, num_targets = 0.0, 0, 0
@@ -188,8 +191,8 @@ class Text:
         """See `Task.held_out`: windows evenly spaced over the held-out text."""
         count = self.held_out_batches * self.held_out_batch_size
         last = self.held.numel() - self.context - 1
-        starts = torch.linspace(0, last, count).long()
-        for part in starts.split(self.held_out_batch_size)[rank::world_size]:
+        starts = torch.linspace(0, last, count).long().view(self.held_out_batches, -1)
+        for part in starts[rank::world_size]:
             yield self._windows(self.held, part)
 
     def _windows(self, text: Tensor, starts: Tensor) -> tuple[Tensor, Tensor]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import re
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import matplotlib as mpl
 from matplotlib.axes import Axes
@@ -22,7 +23,7 @@ _VARIABLES = (
     | {colour: f"var(--part-{i})" for i, colour in enumerate(_PARTS)}
 )
 _DASHES = ["-", "--", "-.", ":", (0, (5, 1, 1, 1, 1, 1)), (0, (1, 1))]
-_STYLE = {
+_STYLE: dict[Any, Any] = {
     "svg.fonttype": "none",
     "svg.hashsalt": "gradwire",
     "font.family": "sans-serif",
@@ -123,8 +124,13 @@ def _svg(figure: Figure, description: str) -> str:
     svg = svg[svg.index("<svg") :]
     svg = re.sub(r"<metadata>.*?</metadata>", "", svg, flags=re.DOTALL)
     svg = re.sub(r' xmlns:xlink="[^"]*"| xmlns="[^"]*"', "", svg)
-    svg = re.sub(r'<svg [^>]*?viewBox="([^"]*)"[^>]*>', rf'<svg viewBox="\1" role="img" '
-                 rf'aria-label="{description}">', svg, count=1)
+    svg = re.sub(
+        r'<svg [^>]*?viewBox="([^"]*)"[^>]*>',
+        rf'<svg viewBox="\1" role="img" '
+        rf'aria-label="{description}">',
+        svg,
+        count=1,
+    )
     for colour, variable in _VARIABLES.items():
         svg = svg.replace(colour, variable)
     return svg

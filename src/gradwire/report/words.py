@@ -73,9 +73,11 @@ def notes(result: DemoResult) -> list[str]:
     """Return what a reader needs to judge the numbers."""
     s = result.settings
     return [
-        f"Times are rank 0's: median ± half the interquartile range of {s.steps - s.untimed_steps}"
-        f" steps; the first {s.untimed_steps} are left out of medians (buckets are rebuilt, "
-        "buffers made), not of training time.",
+        (
+            "Times are rank 0's: median ± half the interquartile range of "
+            f"{s.steps - s.untimed_steps} steps. Medians leave out the first {s.untimed_steps} "
+            "(buckets are rebuilt, buffers made); training time does not."
+        ),
         "Exposed communication: from the last gradient being ready to the end of backward().",
         "Training losses are means of the last 5 steps; validation is not timed.",
         "One run on one machine: every rank shares its cores, and the link is emulated.",
