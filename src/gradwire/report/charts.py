@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import io
 import re
 from collections.abc import Callable, Sequence
@@ -22,7 +23,7 @@ _VARIABLES = (
     | {colour: f"var(--series-{i})" for i, colour in enumerate(_SERIES)}
     | {colour: f"var(--part-{i})" for i, colour in enumerate(_PARTS)}
 )
-_DASHES = ["-", "--", "-.", ":", (0, (5, 1, 1, 1, 1, 1)), (0, (1, 1))]
+_DASHES = [":", "--", "-.", "-", (0, (5, 1, 1, 1, 1, 1)), (0, (1, 1))]
 _STYLE: dict[Any, Any] = {
     "svg.fonttype": "none",
     "svg.hashsalt": "gradwire",
@@ -121,16 +122,21 @@ def _svg(figure: Figure, description: str) -> str:
     buffer = io.StringIO()
     figure.savefig(buffer, format="svg", transparent=True, metadata={"Date": None})
     svg = buffer.getvalue()
-    svg = svg[svg.index("<svg") :]
-    svg = re.sub(r"<metadata>.*?</metadata>", "", svg, flags=re.DOTALL)
-    svg = re.sub(r' xmlns:xlink="[^"]*"| xmlns="[^"]*"', "", svg)
-    svg = re.sub(
-        r'<svg [^>]*?viewBox="([^"]*)"[^>]*>',
-        rf'<svg viewBox="\1" role="img" '
-        rf'aria-label="{description}">',
-        svg,
-        count=1,
-    )
+    view = re.search(r'viewBox="[^"]*"', svg)
+    assert view is not None
+    body = re.sub(r"<metadata>.*?</metadata>", "", svg, flags=re.DOTALL)
+    body = body[body.index(">", body.index("<svg")) + 1 :].replace("xlink:href", "href")
+    digest = hashlib.blake2b(description.encode(), digest_size=4)
+    body = _with_own_ids(body, f"chart-{digest.hexdigest()}")
     for colour, variable in _VARIABLES.items():
-        svg = svg.replace(colour, variable)
-    return svg
+        body = body.replace(colour, variable)
+    return f'<svg {view[0]} role="img" aria-label="{description}">{body}'
+
+
+def _with_own_ids(body: str, prefix: str) -> str:
+    """Drop ids nothing refers to; prefix the others, as a page holds several charts."""
+    used = set(re.findall(r"#([\w-]+)[\")]", body))
+    body = re.sub(r' id="([^"]+)"', lambda m: m[0] if m[1] in used else "", body)
+    for name in used:
+        body = re.sub(rf'(id="|#){name}([")])', rf"\g<1>{prefix}-{name}\2", body)
+    return body
