@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from gradwire.comm.base import Mailbox, Steps
+from gradwire.comm.base import Collective, Mailbox, Steps
 from gradwire.layout import shard
 
 TAGS_PER_CHANNEL = 8
@@ -53,21 +53,7 @@ class Channel:
 
     def all_reduce(self, data: Tensor) -> Steps[None]:
         """Replace `data` by the sum over ranks (see `Collective.all_reduce`)."""
-        if self.world_size == 1 or data.numel() == 0:
-            return
-        cuts = [shard(data.numel(), 1, r, self.world_size) for r in range(self.world_size)]
-        views = [data.narrow(0, c.start, c.numel) for c in cuts]
-        own = views[self.rank]
-        rows = [own if r == self.rank else torch.empty_like(own) for r in range(self.world_size)]
-        yield from self.all_to_all(rows, views)
-        wide = torch.float64 if data.dtype == torch.float64 else torch.float32
-        total = rows[0].to(wide, copy=True)
-        for row in rows[1:]:
-            total += row
-        own.copy_(total)
-        receives = {r: views[r] for r in self._others() if views[r].numel()}
-        sends = dict.fromkeys(self._others(), own) if own.numel() else {}
-        yield self._mailbox.exchange(self._next_tag(), sends, receives)
+        yield from all_reduce_by_shards(data, self)
 
     def all_gather(self, out: Tensor, data: Tensor) -> Steps[None]:
         """Fill row r of `out` with rank r's `data` (see `Collective.all_gather`)."""
@@ -88,3 +74,21 @@ class Channel:
             sends = {r: data[r] for r in self._others() if data[r].numel()}
             receives = {r: out[r] for r in self._others() if out[r].numel()}
             yield self._mailbox.exchange(self._next_tag(), sends, receives)
+
+
+def all_reduce_by_shards(data: Tensor, group: Collective) -> Steps[None]:
+    """Sum `data` over ranks, each rank adding up one shard (see `Collective.all_reduce`)."""
+    if group.world_size == 1 or data.numel() == 0:
+        return
+    ranks = range(group.world_size)
+    cuts = [shard(data.numel(), 1, r, group.world_size) for r in ranks]
+    views = [data.narrow(0, c.start, c.numel) for c in cuts]
+    own = views[group.rank]
+    rows = [own if r == group.rank else torch.empty_like(own) for r in ranks]
+    yield from group.all_to_all(rows, views)
+    wide = torch.float64 if data.dtype == torch.float64 else torch.float32
+    total = rows[0].to(wide, copy=True)
+    for row in rows[1:]:
+        total += row
+    own.copy_(total)
+    yield from group.all_to_all(views, [own] * group.world_size)

@@ -1,0 +1,151 @@
+"""Run a test body in several real processes, joined by Gloo."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import multiprocessing
+import os
+import pickle
+import signal
+import tempfile
+import time
+import traceback
+import warnings
+from collections.abc import Callable, Collection
+from datetime import timedelta
+from multiprocessing.connection import Connection, wait
+from multiprocessing.process import BaseProcess
+from typing import TypeVar
+
+import torch
+import torch.distributed as dist
+
+T = TypeVar("T")
+_GRACE_S = 1.0
+_POLL_S = 0.05
+
+
+class RanksFailedError(AssertionError):
+    """Some ranks raised, died or did not finish; the message holds their tracebacks."""
+
+
+def run_processes(  # noqa: PLR0913 - by keyword, and each is needed alone
+    world_size: int,
+    body: Callable[[int], T],
+    *,
+    timeout_s: float = 60.0,
+    group_timeout_s: float = 20.0,
+    backend: str = "gloo",
+    killed: Collection[int] = (),
+) -> list[T | None]:
+    """Run `body(rank)` in one process a rank, with a default group, and return the results.
+
+    Processes are forked, so `body` may be a closure and what it reads is
+    inherited; what it returns must be picklable. They meet in a file of a
+    fresh folder, use one torch thread each, and never outlive the call.
+
+    Args:
+        world_size: Number of processes.
+        body: Called with the rank once the default group is up.
+        timeout_s: All of them must be done by then.
+        group_timeout_s: Time limit of the default group.
+        backend: Back end of the default group.
+        killed: Ranks that are to end themselves by `kill_self`; they have no
+            result.
+
+    Raises:
+        RanksFailedError: A rank raised, ended without a result, or is late.
+    """
+    context = multiprocessing.get_context("fork")
+    with tempfile.TemporaryDirectory(prefix="gradwire-test-") as folder:
+        store = os.path.join(folder, "store")  # noqa: PTH118 - goes to C++ as text
+        pipes = [context.Pipe(duplex=False) for _ in range(world_size)]
+
+        def main(rank: int) -> None:
+            _die_with_parent()
+            torch.set_num_threads(1)
+            limit = timedelta(seconds=group_timeout_s)
+            try:
+                dist.init_process_group(
+                    backend,
+                    store=dist.FileStore(store, world_size),
+                    rank=rank,
+                    world_size=world_size,
+                    timeout=limit,
+                )
+                message = pickle.dumps((body(rank), None))
+            except BaseException:  # noqa: BLE001 - reported by the parent
+                message = pickle.dumps((None, traceback.format_exc()))
+            pipes[rank][1].send_bytes(message)
+            os._exit(0)  # no clean-up that might hang or fail: the test is over
+
+        processes = [
+            context.Process(target=main, args=(r,), daemon=True) for r in range(world_size)
+        ]
+        try:
+            with warnings.catch_warnings():
+                # Python 3.12 warns of threads at a fork; the children use none of them.
+                warnings.simplefilter("ignore", DeprecationWarning)
+                for process in processes:
+                    process.start()
+            for _, writer in pipes:
+                writer.close()
+            return _collect([reader for reader, _ in pipes], processes, timeout_s, killed)
+        finally:
+            for process in processes:
+                if process.pid is not None:
+                    process.kill()
+                    process.join()
+            for reader, _ in pipes:
+                reader.close()
+
+
+def kill_self() -> None:
+    """End this process as a crash of its machine would."""
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def _die_with_parent() -> None:
+    pr_set_pdeathsig = 1
+    ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGKILL)
+
+
+def _collect(
+    readers: list[Connection],
+    processes: list[BaseProcess],
+    timeout_s: float,
+    killed: Collection[int],
+) -> list[T | None]:
+    results: dict[int, T | None] = {}
+    failures: dict[int, str] = {}
+    end = time.monotonic() + timeout_s
+    while left := [r for r in range(len(readers)) if r not in results and r not in failures]:
+        if time.monotonic() > end:
+            break
+        wait([readers[r] for r in left], timeout=_POLL_S)
+        for rank in left:
+            outcome = _outcome(readers[rank], processes[rank])
+            if outcome is None:
+                continue
+            results[rank], failure = outcome
+            if failure is not None and failure.startswith("exit code") and rank in killed:
+                failure = None
+            if failure is not None:
+                failures[rank] = failure
+                end = min(end, time.monotonic() + _GRACE_S)
+    if left and not failures:
+        raise RanksFailedError(f"ranks {left} were not done after {timeout_s} s")
+    if failures:
+        raise RanksFailedError("\n".join(f"rank {r}: {text}" for r, text in failures.items()))
+    return [results[r] for r in range(len(readers))]
+
+
+def _outcome(reader: Connection, process: BaseProcess) -> tuple[T | None, str | None] | None:
+    """Result and failure of a process, or None while there is neither."""
+    ended = process.exitcode is not None
+    with contextlib.suppress(EOFError):  # raised where others do not hold the pipe open
+        if reader.poll():
+            outcome: tuple[T | None, str | None] = pickle.loads(reader.recv_bytes())  # noqa: S301
+            return outcome
+    return (None, f"exit code {process.exitcode}") if ended else None
