@@ -5,37 +5,44 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-import torch.distributed as dist
 from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
 from torch.nn.parallel import DistributedDataParallel
 
+import gradwire
+from gradwire.comm.shaped import Link
+from gradwire.comm.shaped_group import ShapedGroup, new_shaped_group
 from gradwire.demo.settings import Method
 
 
 @dataclass(frozen=True, slots=True)
 class Exchange:
-    """A wrapped model and what its exchange has sent.
+    """A wrapped model, and what its exchange has sent.
 
     Attributes:
         module: The DDP wrapper.
-        sent_bytes: Payload this rank has sent since the start.
+        take_sent_bytes: Returns the payload this rank sent in the step that
+            has just ended.
         close: Ends the exchange.
     """
 
     module: DistributedDataParallel
-    sent_bytes: Callable[[], int]
+    take_sent_bytes: Callable[[], int]
     close: Callable[[], None]
 
 
-def wrap(method: Method, module: nn.Module) -> Exchange:
-    """Wrap a model so that its gradients are exchanged by one method.
+def wrap(method: Method, module: nn.Module, link: Link) -> Exchange:
+    """Wrap a model so that its gradients are exchanged by one method over a link.
 
     Args:
-        method: How.
+        method: How they are exchanged.
         module: The model; equal on all ranks.
+        link: The link to imitate.
     """
-    group = dist.group.WORLD
+    if method.family == "gradwire":
+        return _with_gradwire(method, module, link)
+    group = new_shaped_group()
+    group.link = link
     ddp = DistributedDataParallel(
         module, process_group=group, bucket_cap_mb=method.bucket_cap_mb, init_sync=False
     )
@@ -46,4 +53,19 @@ def wrap(method: Method, module: nn.Module) -> Exchange:
             group, matrix_approximation_rank=1, start_powerSGD_iter=2
         )
         ddp.register_comm_hook(state, powerSGD_hook.powerSGD_hook)
-    return Exchange(ddp, lambda: 0, lambda: None)
+
+    def take_sent_bytes() -> int:
+        return _take_group_bytes(group)
+
+    return Exchange(ddp, take_sent_bytes, lambda: None)
+
+
+def _take_group_bytes(group: ShapedGroup) -> int:
+    sent_bytes, group.bytes_sent = group.bytes_sent, 0.0
+    return round(sent_bytes)
+
+
+def _with_gradwire(method: Method, module: nn.Module, link: Link) -> Exchange:
+    ddp = DistributedDataParallel(module, bucket_cap_mb=method.bucket_cap_mb, init_sync=False)
+    sync = gradwire.attach(ddp, method.plan, link=link)
+    return Exchange(ddp, lambda: sync.stats().steps[-1].sent_bytes, sync.close)

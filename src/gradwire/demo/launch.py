@@ -11,7 +11,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -22,6 +22,8 @@ from gradwire.errors import GradwireError
 
 STALL_S = 300.0
 """Silence of all workers after which the run is given up."""
+
+WORKER = (sys.executable, "-P", "-m", "gradwire.demo.worker")
 
 _GRACE_S = 2.0
 """After a first failure: time for the others to fail too, so that the cause can be told."""
@@ -56,10 +58,12 @@ class Workers:
 
     Args:
         job: What to do.
+        command: What each process runs; it calls `worker.serve`.
     """
 
-    def __init__(self, job: Job) -> None:
+    def __init__(self, job: Job, command: Sequence[str] = WORKER) -> None:
         self._job = job
+        self._command = command
         self._folder = tempfile.TemporaryDirectory(prefix="gradwire-")
         self._processes: list[subprocess.Popen[str]] = []
         self._events: queue.Queue[tuple[int, Event | None]] = queue.Queue()
@@ -129,7 +133,7 @@ class Workers:
         }
         with self._log(rank).open("w", encoding="utf-8") as log:
             process = subprocess.Popen(
-                [sys.executable, "-P", "-m", "gradwire.demo.worker"],
+                self._command,
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=log,
@@ -156,7 +160,7 @@ class Workers:
     def _cause(self, rank: int, event: Event | None) -> WorkerError:
         """Find the failure that came first: others follow from it."""
         deadline = time.monotonic() + _GRACE_S
-        while time.monotonic() < deadline and any(p.poll() is None for p in self._processes):
+        while time.monotonic() < deadline and None in [p.poll() for p in self._processes]:
             time.sleep(0.05)
         for other, process in enumerate(self._processes):
             code = process.returncode

@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 import hashlib
 import time
-from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
 
@@ -13,9 +12,9 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from gradwire.comm.shaped import Link
 from gradwire.demo import tasks
 from gradwire.demo.events import (
-    Event,
     Finished,
     MethodDone,
     MethodStarted,
@@ -24,11 +23,10 @@ from gradwire.demo.events import (
 )
 from gradwire.demo.exchange import Exchange, wrap
 from gradwire.demo.settings import Job, Method
+from gradwire.demo.worker import Tell
 from gradwire.report.model import Step
 
 _TIMEOUT = timedelta(seconds=120)
-
-Tell = Callable[[Event], None]
 
 
 def run_job(job: Job, rank: int, rendezvous: str, tell: Tell) -> None:
@@ -55,7 +53,7 @@ def run_job(job: Job, rank: int, rendezvous: str, tell: Tell) -> None:
 def _run_method(job: Job, rank: int, task: tasks.Task, method: Method, tell: Tell) -> None:
     module = task.model(job.seed)
     optimiser = task.optimiser(module)
-    exchange = wrap(method, module)
+    exchange = wrap(method, module, Link(job.link_bytes_per_s, job.latency_s))
     clock = BackwardClock(module)
     dist.barrier()
     tell(MethodStarted(method.name, sum(p.numel() for p in module.parameters())))
@@ -95,7 +93,6 @@ def _timed_step(
     step: int,
     batch: tuple[torch.Tensor, torch.Tensor],
 ) -> Step:
-    sent_bytes = exchange.sent_bytes()
     start_s = time.perf_counter()
     loss = tasks.loss_of(exchange.module, *batch)
     forward_end_s = time.perf_counter()
@@ -111,7 +108,7 @@ def _timed_step(
         backward_s=clock.last_ready_s - forward_end_s,
         exposed_s=backward_end_s - clock.last_ready_s,
         optimiser_s=end_s - backward_end_s,
-        sent_bytes=exchange.sent_bytes() - sent_bytes,
+        sent_bytes=exchange.take_sent_bytes(),
     )
 
 

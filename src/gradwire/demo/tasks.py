@@ -65,7 +65,9 @@ def evaluate(task: Task, module: nn.Module, rank: int, world_size: int) -> Score
 
 
 def _generator(seed: int, step: int, rank: int, world_size: int) -> torch.Generator:
-    return torch.Generator().manual_seed((seed << 32) + step * world_size + rank)
+    # PyTorch's generator looks at the seed's lowest 32 bits only.
+    number = 1_000_003 * seed + step * world_size + rank
+    return torch.Generator().manual_seed(number % (1 << 32))
 
 
 class Block(nn.Module):

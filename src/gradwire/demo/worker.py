@@ -6,11 +6,13 @@ import os
 import sys
 import threading
 import traceback
+from collections.abc import Callable
 from typing import TextIO
 
 from gradwire.demo.events import Event, Failed, to_line
-from gradwire.demo.run import run_job
 from gradwire.demo.settings import Job
+
+Tell = Callable[[Event], None]
 
 
 def _private_stdout() -> TextIO:
@@ -26,8 +28,13 @@ def _end_with_parent() -> None:
     os._exit(1)
 
 
-def main() -> None:
-    """Read the job, run it, tell the parent."""
+def serve(run: Callable[[Job, int, str, Tell], None]) -> None:
+    """Read the job from the parent, run it, tell the parent, exit.
+
+    Args:
+        run: Takes the job, this process's rank, the file by which the ranks
+            meet, and what takes events.
+    """
     pipe = _private_stdout()
     job = Job.from_json(sys.stdin.readline())
     threading.Thread(target=_end_with_parent, daemon=True).start()
@@ -36,7 +43,7 @@ def main() -> None:
         pipe.write(to_line(event))
 
     try:
-        run_job(job, int(os.environ["RANK"]), os.environ["GRADWIRE_RENDEZVOUS"], tell)
+        run(job, int(os.environ["RANK"]), os.environ["GRADWIRE_RENDEZVOUS"], tell)
     except Exception as error:  # noqa: BLE001 - told to the parent, whatever it is
         traceback.print_exc()
         tell(Failed(f"{type(error).__name__}: {error}".splitlines()[0]))
@@ -47,4 +54,6 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    from gradwire.demo.run import run_job
+
+    serve(run_job)
