@@ -1,1 +1,91 @@
-"""gradwire: PyTorch data-parallel training made fast on slow networks."""
+"""PyTorch data-parallel training made fast on slow networks.
+
+Names that need torch are loaded when they are first used, so that plans can be
+made and read where torch is not wanted.
+
+Example:
+    >>> import gradwire
+    >>> gradwire.Plan.of("int8").rules[0].reducer.codec
+    Quantize(bits=8, block_size=256, rounding='stochastic')
+"""
+
+from __future__ import annotations
+
+from importlib import import_module, metadata
+from typing import TYPE_CHECKING
+
+from gradwire.errors import (
+    BackendError,
+    CollectiveError,
+    CommandError,
+    GradwireError,
+    PayloadError,
+    RankMismatchError,
+    SpecError,
+    StateError,
+    UnknownIdError,
+)
+from gradwire.plan import Plan, Rule, load_plan
+from gradwire.spec import (
+    AllReduce,
+    Broadcast,
+    Float,
+    LowRank,
+    Quantize,
+    Sign,
+    Sparse,
+    TwoPhase,
+    parse_reducer,
+)
+
+if TYPE_CHECKING:
+    from gradwire.integrations.ddp import attach, find_ddp
+
+    __version__: str
+
+_LOADED_ON_USE = {
+    "attach": "gradwire.integrations.ddp",
+    "find_ddp": "gradwire.integrations.ddp",
+}
+
+
+def __getattr__(name: str) -> object:
+    if name == "__version__":
+        return metadata.version("gradwire")
+    if name not in _LOADED_ON_USE:
+        raise AttributeError(f"module 'gradwire' has no attribute {name!r}")
+    value = getattr(import_module(_LOADED_ON_USE[name]), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
+
+
+__all__ = [
+    "AllReduce",
+    "BackendError",
+    "Broadcast",
+    "CollectiveError",
+    "CommandError",
+    "Float",
+    "GradwireError",
+    "LowRank",
+    "PayloadError",
+    "Plan",
+    "Quantize",
+    "RankMismatchError",
+    "Rule",
+    "Sign",
+    "Sparse",
+    "SpecError",
+    "StateError",
+    "TwoPhase",
+    "UnknownIdError",
+    "__version__",
+    "attach",
+    "find_ddp",
+    "load_plan",
+    "parse_reducer",
+]

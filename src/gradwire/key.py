@@ -38,7 +38,9 @@ def name_hash(name: str) -> int:
         >>> name_hash("layer.weight") == name_hash("layer.weight")
         True
     """
-    return int.from_bytes(hashlib.blake2b(name.encode(), digest_size=8).digest(), "little", signed=True)
+    return int.from_bytes(
+        hashlib.blake2b(name.encode(), digest_size=8).digest(), "little", signed=True
+    )
 
 
 class Key(NamedTuple):

@@ -14,11 +14,14 @@ from dataclasses import dataclass, fields
 from typing import Any, ClassVar, Literal, NamedTuple, Protocol, TypeVar, runtime_checkable
 
 from gradwire.errors import SpecError, UnknownIdError
-from gradwire.layout import GROUP, Stretch, align, num_blocks, packed_bytes, shard
+from gradwire.layout import ALIGNMENT, GROUP, Stretch, align, num_blocks, packed_bytes, shard
 from gradwire.registry import Registry
 
 MAX_STRETCH = 1 << 30
 """Longest stretch with indices of its own; keeps 32-bit indices non-negative."""
+
+MAX_BITS = 8
+"""Most bits a packed code can have."""
 
 
 class Entry(NamedTuple):
@@ -64,7 +67,10 @@ class ReducerSpec(Protocol):
     """Parameters of a reducer; a frozen dataclass."""
 
     id: ClassVar[str]
-    feedback: bool
+
+    @property
+    def feedback(self) -> bool:
+        """Whether what was not sent in one step is owed in the next."""
 
     def transfers(
         self, entries: Sequence[Entry], world_size: int, rank: int
@@ -88,9 +94,7 @@ _SCALED = {"float16", "float8_e4m3", "float8_e5m2"}
 
 def _check_block_size(owner: str, block_size: int) -> None:
     if block_size < GROUP or block_size % GROUP or block_size > 1 << 16:
-        raise SpecError(
-            f"{owner}.block_size", block_size, f"a multiple of {GROUP} up to {1 << 16}"
-        )
+        raise SpecError(f"{owner}.block_size", block_size, f"a multiple of {GROUP} up to {1 << 16}")
 
 
 def _scale_bytes(numels: Sequence[int], block_size: int) -> int:
@@ -147,8 +151,8 @@ class Quantize:
     rounding: Literal["stochastic", "nearest"] = "stochastic"
 
     def __post_init__(self) -> None:
-        if not 1 <= self.bits <= 8:
-            raise SpecError("Quantize.bits", self.bits, "between 1 and 8")
+        if not 1 <= self.bits <= MAX_BITS:
+            raise SpecError("Quantize.bits", self.bits, f"between 1 and {MAX_BITS}")
         if self.rounding not in ("stochastic", "nearest"):
             raise SpecError("Quantize.rounding", self.rounding, "one of: stochastic, nearest")
         _check_block_size("Quantize", self.block_size)
@@ -177,7 +181,9 @@ class Sign:
 
     def num_bytes(self, numels: Sequence[int]) -> int:
         """Size of the payload: one float32 scale a block, then sign bits."""
-        return _scale_bytes(numels, self.block_size) + align(sum(packed_bytes(n, 1) for n in numels))
+        return _scale_bytes(numels, self.block_size) + align(
+            sum(packed_bytes(n, 1) for n in numels)
+        )
 
 
 @CODEC_SPECS.register("sparse")
@@ -220,10 +226,13 @@ class Sparse:
         return min(numel, kept + kept // 4 + 8) if self.selection == "threshold" else kept
 
     def num_bytes(self, numels: Sequence[int]) -> int:
-        """Size of the payload: counts, places and float32 values (`random`: values only)."""
+        """Size of the payload: counts, places and float32 values.
+
+        `random` sends the number of its stream in place of counts and places.
+        """
         slots = sum(self.capacity(n) for n in numels)
         if self.selection == "random":
-            return align(4 * slots)
+            return ALIGNMENT + align(4 * slots) if slots else 0
         return align(4 * len(numels)) + 2 * align(4 * slots)
 
 
@@ -249,7 +258,7 @@ class AllReduce:
 
     id: ClassVar[str] = "all_reduce"
     format: Literal["float32", "bfloat16"] = "float32"
-    feedback: ClassVar[bool] = False  # type: ignore[misc]
+    feedback: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         if self.format not in ("float32", "bfloat16"):
@@ -282,7 +291,9 @@ class TwoPhase:
 
     def __post_init__(self) -> None:
         if isinstance(self.codec, Sparse):
-            raise SpecError("TwoPhase.codec", self.codec, "a codec whose sums stay as dense as its input")
+            raise SpecError(
+                "TwoPhase.codec", self.codec, "a codec whose sums stay as dense as its input"
+            )
 
     def shards(self, entries: Sequence[Entry], owner: int, world_size: int) -> list[Stretch]:
         """Return the stretch of each entry that rank `owner` averages."""
@@ -296,7 +307,9 @@ class TwoPhase:
         if world_size == 1:
             return ()
         sizes = [
-            self.codec.num_bytes([s.numel for s in self.shards(entries, owner, world_size) if s.numel])
+            self.codec.num_bytes(
+                [s.numel for s in self.shards(entries, owner, world_size) if s.numel]
+            )
             for owner in range(world_size)
         ]
         others, own = sum(sizes) - sizes[rank], sizes[rank] * (world_size - 1)
@@ -365,7 +378,7 @@ class LowRank:
     @staticmethod
     def matrix_shape(shape: Sequence[int]) -> tuple[int, int]:
         """Fold a tensor's shape into rows (the first dimension) and columns."""
-        return shape[0], math.prod(shape[1:])
+        return math.prod(shape[:1]), math.prod(shape[1:])
 
     def transfers(
         self, entries: Sequence[Entry], world_size: int, rank: int
@@ -394,9 +407,10 @@ def sent_bytes(spec: ReducerSpec, entries: Sequence[Entry], world_size: int) -> 
 
 _DENSE = ("float32", "bfloat16")
 _SHORT_FORMS = (
-    "none bf16 fp16 fp8 fp8_e5m2 int8 int7 int6 int5 int4 int3 int2 int1 sign "
-    "topk[:density] threshold[:density] random_k[:density] low_rank[:rank]"
-).split()
+    *("none", "bf16", "fp16", "fp8", "fp8_e5m2"),
+    *(f"int{bits}" for bits in range(MAX_BITS, 0, -1)),
+    *("sign", "topk[:density]", "threshold[:density]", "random_k[:density]", "low_rank[:rank]"),
+)
 
 
 def parse_reducer(text: str) -> ReducerSpec:
@@ -490,7 +504,8 @@ def reducer_from_dict(data: dict[str, Any]) -> ReducerSpec:
         >>> reducer_from_dict({"id": "low_rank", "matrix_rank": 2})
         LowRank(matrix_rank=2, warm_start=True, feedback=True)
     """
-    return _from_dict(REDUCER_SPECS, data)
+    spec: ReducerSpec = _from_dict(REDUCER_SPECS, data)
+    return spec
 
 
 def _from_dict(registry: Registry[type[Any]], data: dict[str, Any]) -> Any:  # noqa: ANN401 - the registry's type
@@ -518,7 +533,7 @@ def spec_key(spec: ReducerSpec) -> str:
         'two_phase(quantize bits=4)'
     """
     codec = getattr(spec, "codec", None)
-    inner = codec if codec is not None else spec
+    inner: Any = codec if codec is not None else spec
     changed = {
         f.name: getattr(inner, f.name)
         for f in fields(inner)

@@ -9,6 +9,7 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
+from gradwire.errors import PayloadError
 from gradwire.key import Key
 from gradwire.registry import Registry
 from gradwire.spec import CodecSpec
@@ -136,6 +137,28 @@ class Codec(Protocol):
         Raises:
             PayloadError: `payloads` has another width than the spec says.
         """
+
+
+def new_payload(spec: CodecSpec, segments: Segments, x: Tensor) -> Tensor:
+    """Allocate the payload of stretches of `x`, where `x` lives.
+
+    Example:
+        >>> from gradwire.spec import Quantize
+        >>> new_payload(Quantize(4), Segments.whole(1024), torch.zeros(1024)).shape
+        torch.Size([528])
+    """
+    return x.new_empty(spec.num_bytes(segments.numels), dtype=torch.uint8)
+
+
+def check_payloads(spec: CodecSpec, segments: Segments, payloads: Tensor) -> None:
+    """Make sure that each row of `payloads` has the size the spec says.
+
+    Raises:
+        PayloadError: It has not.
+    """
+    expected, actual = spec.num_bytes(segments.numels), payloads.shape[-1]
+    if actual != expected:
+        raise PayloadError(type(spec).__name__, expected_bytes=expected, actual_bytes=actual)
 
 
 CODECS: Registry[type[Codec]] = Registry("codecs")

@@ -250,7 +250,8 @@ class _Wire:
         Gloo has no call for it, but a receive that times out does it.
         """
         backend = self.backend
-        for peer in self._others if backend else ():
+        assert backend is not None, "only `close` gives it up, at its end"
+        for peer in self._others:
             with contextlib.suppress(RuntimeError):
                 backend.recv([torch.empty(1)], peer, _NEVER_TAG).wait(timedelta(milliseconds=1))
 

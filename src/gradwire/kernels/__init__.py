@@ -1,1 +1,5 @@
-"""gradwire: PyTorch data-parallel training made fast on slow networks."""
+"""Kernels: the work on values and bytes, behind one set of ops."""
+
+from gradwire.kernels import ops, select
+
+__all__ = ["ops", "select"]

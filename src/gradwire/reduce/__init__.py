@@ -1,1 +1,17 @@
-"""gradwire: PyTorch data-parallel training made fast on slow networks."""
+"""Reducers: how ranks average a part of a bucket, one module each."""
+
+from gradwire.reduce import all_reduce, broadcast, low_rank, two_phase
+from gradwire.reduce.base import REDUCERS, Part, Reducer, Slot, State, build
+
+__all__ = [
+    "REDUCERS",
+    "Part",
+    "Reducer",
+    "Slot",
+    "State",
+    "all_reduce",
+    "broadcast",
+    "build",
+    "low_rank",
+    "two_phase",
+]

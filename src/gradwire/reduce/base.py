@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import MutableMapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
 from torch import Tensor
@@ -51,17 +51,35 @@ class Part:
         segments: All of their values, cut into stretches.
         shards: By rank, the stretches that rank owns under `TwoPhase`; filled
             by the reducer that needs it.
+        run: First and last (exclusive) value in the bucket where the
+            parameters lie one after the other without gaps, or None.
     """
 
     slots: tuple[Slot, ...]
     segments: Segments
-    shards: tuple[Segments, ...] = field(default=())
+    shards: tuple[Segments, ...] = ()
+    run: tuple[int, int] | None = None
 
     @classmethod
     def of(cls, slots: tuple[Slot, ...], shards: tuple[Segments, ...] = ()) -> Part:
         """Cut the parameters into stretches."""
         items = [slot.segment(s) for slot in slots for s in stretches(slot.entry.numel)]
-        return cls(slots, Segments.of(items), shards)
+        ends = [slot.offset + slot.entry.numel for slot in slots]
+        gapless = all(end == slot.offset for end, slot in zip(ends, slots[1:], strict=False))
+        run = (slots[0].offset, ends[-1]) if slots and gapless else None
+        return cls(slots, Segments.of(items), shards, run)
+
+    def values(self, bucket: Tensor) -> list[Tensor]:
+        """View this part's values: one run where there are no gaps, else by parameter."""
+        if self.run is not None:
+            return [bucket[self.run[0] : self.run[1]]]
+        return [bucket.narrow(0, slot.offset, slot.entry.numel) for slot in self.slots]
+
+    def copy(self, x: Tensor, out: Tensor) -> None:
+        """Copy this part's values: the mean over one rank, of which nothing is lost."""
+        if x.data_ptr() != out.data_ptr():
+            for source, target in zip(self.values(x), self.values(out), strict=True):
+                target.copy_(source)
 
     @property
     def entries(self) -> tuple[Entry, ...]:
@@ -101,7 +119,8 @@ class Reducer(Protocol):
         This rank's share is `sent = x + residual before - residual after`; the
         mean of `sent` over ranks is `out`, which is bit-identical everywhere.
         A non-finite value of any rank makes `out` non-finite there and leaves
-        that residual as it was.
+        that residual as it was. With one rank nothing travels and nothing is
+        lost: `out` is `x`, and the residual stays as it is.
 
         Args:
             x: The bucket, float32, 1-D, contiguous; not changed unless it is `out`.

@@ -1,0 +1,82 @@
+# Two commands matter: `make demo` and `make test`. Both set up .venv by themselves.
+#
+#   PYTHON       the interpreter to build .venv from (3.11 or newer)
+#   TORCH_INDEX  where to look for torch besides PyPI, for the small CPU build:
+#                make demo TORCH_INDEX=https://download.pytorch.org/whl/cpu
+#   ARGS         arguments of `gradwire demo` and of the benchmarks
+
+PYTHON ?= python3
+TORCH_INDEX ?=
+ARGS ?=
+
+BIN := .venv/bin
+PIP_VERSION := 25.3
+CONSTRAINTS := requirements/constraints.txt
+PIP := PIP_CONSTRAINT=$(CONSTRAINTS) PIP_BUILD_CONSTRAINT=$(CONSTRAINTS) \
+	PIP_USE_FEATURE=build-constraint $(BIN)/pip install --quiet --disable-pip-version-check
+INDEX := $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX))
+SOURCES := $(shell find src -type f -not -path '*/__pycache__/*' -not -name '*.so') $(wildcard CMakeLists.txt)
+
+.PHONY: demo test lint types contracts news docs pytest bench-kernels bench-exchange fmt clean
+.DELETE_ON_ERROR:
+
+demo: .venv/package.stamp
+	$(BIN)/gradwire demo $(ARGS)
+
+test: lint types contracts news docs pytest
+
+# The package is installed as a wheel, not as a link to src: what the tests see
+# is what a user gets, files that the wheel forgot and the native library included.
+.venv/pip.stamp:
+	@$(PYTHON) -c 'import sys; v = sys.version_info; v >= (3, 11) or sys.exit(f"Python 3.11 or newer is needed, this is {v[0]}.{v[1]}: make PYTHON=/path/to/python3.11")'
+	$(PYTHON) -m venv .venv
+	$(BIN)/pip install --quiet --disable-pip-version-check pip==$(PIP_VERSION)
+	@touch $@
+
+.venv/package.stamp: .venv/pip.stamp pyproject.toml $(CONSTRAINTS) README.md LICENSE $(SOURCES)
+	@echo 'Building and installing gradwire and what it needs (torch is large) ...'
+	$(PIP) $(INDEX) '.[demo]'
+	@touch $@
+
+.venv/tools.stamp: .venv/pip.stamp pyproject.toml $(CONSTRAINTS)
+	@echo 'Installing the tools of the checks, tests and docs ...'
+	$(PIP) $(INDEX) --group dev --group docs
+	@touch $@
+
+lint: .venv/tools.stamp
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+
+types: .venv/package.stamp .venv/tools.stamp
+	$(BIN)/mypy
+
+contracts: .venv/package.stamp .venv/tools.stamp
+	$(BIN)/lint-imports
+
+news: .venv/tools.stamp
+	$(BIN)/towncrier build --draft --version next
+
+docs: .venv/package.stamp .venv/tools.stamp
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
+
+# Threads of torch on top of several processes a test only take turns on few cores.
+pytest: export OMP_NUM_THREADS = 1
+pytest: .venv/package.stamp .venv/tools.stamp
+	$(BIN)/coverage erase
+	$(BIN)/coverage run -m pytest --doctest-modules --pyargs tests gradwire
+	$(BIN)/coverage combine --quiet
+	$(BIN)/coverage report
+
+bench-kernels: .venv/package.stamp
+	$(BIN)/python benchmarks/kernels.py $(ARGS)
+
+bench-exchange: .venv/package.stamp
+	$(BIN)/python benchmarks/exchange.py $(ARGS)
+
+fmt: .venv/tools.stamp
+	$(BIN)/ruff check --fix
+	$(BIN)/ruff format
+
+clean:
+	rm -rf .venv build dist site reports .coverage .coverage.* .hypothesis
+	rm -rf .mypy_cache .pytest_cache .ruff_cache .import_linter_cache

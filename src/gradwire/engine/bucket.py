@@ -1,0 +1,213 @@
+"""BucketRun: one bucket on its way through reducers, timed and counted."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+from torch.profiler import record_function
+
+from gradwire.comm.base import Mailbox, Pending, Steps
+from gradwire.comm.channel import Channel
+from gradwire.comm.record import Recorder
+from gradwire.comm.sparse import sparse_all_reduce
+from gradwire.engine.checks import Conservation
+from gradwire.engine.layout import Layout
+from gradwire.engine.stats import BucketStats
+from gradwire.key import Key
+from gradwire.plan import DENSE
+from gradwire.reduce.base import Part, Reducer, Slot, State
+
+_SAMPLE = 4096
+"""Values of a parameter that error statistics look at."""
+
+
+@dataclass(slots=True, eq=False)
+class BucketRun:
+    """One bucket of one step.
+
+    Attributes:
+        index: Number of the bucket within its backward pass.
+        buffer: Its gradients; replaced by their mean.
+        names: Its parameters.
+        layout: Reducers by part; None for a sparse tensor.
+        key: Seed, step and this rank.
+        state: Residual and warm starts.
+        recorder: Counts this bucket's bytes.
+        deliver: Called with the mean, or with what went wrong.
+        hold_unused: Whether a gradient of zeros means that the parameter took
+            no part, so that what it owes must wait.
+        is_measured: Whether to estimate the relative error.
+        is_checked: Whether to verify conservation.
+    """
+
+    index: int
+    buffer: Tensor
+    names: tuple[str, ...]
+    layout: Layout | None
+    key: Key
+    state: State
+    recorder: Recorder
+    deliver: Callable[[Tensor | None, BaseException | None], None]
+    hold_unused: bool = False
+    is_measured: bool = False
+    is_checked: bool = False
+    done_s: float = 0.0
+    is_finite: bool = True
+    intervals: list[tuple[float, float]] = field(default_factory=list)
+    _stage_s: dict[str, float] = field(default_factory=lambda: {"encode": 0.0, "decode": 0.0})
+    _squares: list[tuple[float, float, float, float]] = field(default_factory=list)
+    _mean: Tensor | None = None
+    _flat: Tensor | None = None
+
+    def tasks(self, channel: Callable[[Mailbox], Channel]) -> list[Steps[None]]:
+        """Return the bucket's reductions, each with a channel of its own."""
+        if self.layout is None:
+            return [self._timed(self._average_sparse(channel(self.recorder)))]
+        if self.buffer.dtype == torch.float64:
+            return [self._timed(self._average_double(channel(self.recorder)))]
+        parts = self.layout.parts
+        return [self._timed(self._reduce(r, p, channel(self.recorder))) for r, p in parts]
+
+    def _values(self) -> Tensor:
+        """Return the gradients as float32: the buffer itself where it is that."""
+        if self._flat is None:
+            self._flat = self.buffer.to(torch.float32)
+        return self._flat
+
+    def _average_sparse(self, group: Channel) -> Steps[None]:
+        total = yield from sparse_all_reduce(self.buffer, group)
+        self._mean = total / group.world_size
+
+    def _average_double(self, group: Channel) -> Steps[None]:
+        yield from group.all_reduce(self.buffer)
+        self.buffer.div_(group.world_size)
+
+    def _reduce(self, reducer: Reducer, part: Part, group: Channel) -> Steps[None]:
+        x = self._values()
+        uses_feedback = reducer.spec.feedback and self.state.residual is not None
+        held = self._hold(part.slots) if uses_feedback and self.hold_unused else []
+        before = self._norms(part.slots) if uses_feedback and self.is_measured else None
+        check = None
+        if self.is_checked and (uses_feedback or reducer.spec == DENSE):
+            check = Conservation(x, part, self.state.residual if uses_feedback else None)
+        yield from reducer.reduce(x, part, self.state, self.key, group, x)
+        if check is not None:
+            yield from check.verify(x, group)
+        for slot, residual in held:
+            self._residual(slot).add_(residual)
+        if before is not None:
+            kept = sum(_square(self._residual(slot)) for slot in part.slots)
+            self._squares.append((*before, kept))
+
+    def _residual(self, slot: Slot) -> Tensor:
+        assert self.state.residual is not None
+        return self.state.residual.narrow(0, slot.residual_offset, slot.entry.numel)
+
+    def _hold(self, slots: Sequence[Slot]) -> list[tuple[Slot, Tensor]]:
+        """Take out what unused parameters owe: DDP will throw their mean away."""
+        held = []
+        for slot in slots:
+            x = self._values().narrow(0, slot.offset, slot.entry.numel)
+            if not bool(x[:64].any()) and not bool(x.any()):
+                residual = self._residual(slot)
+                held.append((slot, residual.clone()))
+                residual.zero_()
+        return held
+
+    def _norms(self, slots: Sequence[Slot]) -> tuple[float, float, float]:
+        """Estimate squared norms of gradient, residual and their sum."""
+        pairs = [
+            (self._values().narrow(0, s.offset, s.entry.numel), self._residual(s)) for s in slots
+        ]
+        return (
+            sum(_square(x) for x, _ in pairs),
+            sum(_square(r) for _, r in pairs),
+            sum(_square(x, r) for x, r in pairs),
+        )
+
+    def _timed(self, steps: Steps[None]) -> Steps[None]:
+        """Run steps under profiler ranges, noting computing time and exchanges."""
+        stage, failure = "encode", None
+        while True:
+            start = time.perf_counter()
+            try:
+                with record_function(f"gradwire::{stage}##bucket{self.index}"):
+                    pending = steps.throw(failure) if failure else next(steps)
+            except StopIteration:
+                return
+            finally:
+                posted = time.perf_counter()
+                self._stage_s[stage] += posted - start
+            pending.add_done_callback(self._note(posted))
+            stage, failure = "decode", None
+            try:
+                yield pending
+            except Exception as error:  # noqa: BLE001 - thrown into the reduction above
+                failure = error
+
+    def _note(self, posted: float) -> Callable[[Pending], None]:
+        return lambda _: self.intervals.append((posted, time.perf_counter()))
+
+    def finish(self) -> None:
+        """Write the mean back into the buffer, and see whether it is finite."""
+        mean = self._flat if self._mean is None else self._mean
+        if mean is None:
+            mean = self.buffer
+        elif self._mean is None and self._flat is not self.buffer:
+            self.buffer.copy_(mean)
+            mean = self.buffer
+        self._mean = mean
+        values = mean.values() if mean.is_sparse else mean
+        self.is_finite = bool(torch.isfinite(values.sum(dtype=torch.float32)))
+        self.done_s = time.perf_counter()
+
+    def succeed(self) -> None:
+        """Hand the mean to whoever waits for it."""
+        self.deliver(self._mean, None)
+
+    def stats(self, last_ready_s: float) -> BucketStats:
+        """Return what the bucket cost, given when the step's last gradient was ready."""
+        gradient, carried, owed, kept = (sum(s[i] for s in self._squares) for i in range(4))
+        counts = self.recorder.take()
+        values = self.buffer._values() if self.buffer.is_sparse else self.buffer  # noqa: SLF001 - as it came
+        world_size = self.recorder.world_size
+        return BucketStats(
+            index=self.index,
+            parameters=len(self.names),
+            dense_bytes=2 * (world_size - 1) * values.nbytes // world_size,
+            sent_bytes=counts.sent_bytes,
+            received_bytes=counts.received_bytes,
+            encode_s=self._stage_s["encode"],
+            exchange_s=union_s(self.intervals),
+            decode_s=self._stage_s["decode"],
+            exposed_s=max(0.0, self.done_s - last_ready_s),
+            relative_error=(kept / owed) ** 0.5 if owed > 0 else None,
+            residual_norm=kept**0.5 if self._squares else None,
+            gradient_ratio=(carried / gradient) ** 0.5 if gradient > 0 else None,
+        )
+
+
+def union_s(intervals: Sequence[tuple[float, float]]) -> float:
+    """Return how long at least one of the intervals was under way.
+
+    Example:
+        >>> union_s([(0.0, 2.0), (1.0, 3.0), (5.0, 6.0)])
+        4.0
+    """
+    total, reached = 0.0, float("-inf")
+    for start, end in sorted(intervals):
+        total += max(0.0, end - max(start, reached))
+        reached = max(reached, end)
+    return total
+
+
+def _square(*terms: Tensor) -> float:
+    """Estimate the squared norm of a sum of tensors from evenly spaced values."""
+    numel = terms[0].numel()
+    step = max(1, numel // _SAMPLE)
+    sample = sum((t[::step] for t in terms[1:]), start=terms[0][::step])
+    return float(sample.square().sum()) * numel / max(1, sample.numel())

@@ -1,0 +1,108 @@
+"""Checks of the debug mode: conservation, and replicas that agree."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from gradwire.comm.base import Collective, Steps
+from gradwire.errors import CollectiveError, RankMismatchError
+from gradwire.reduce.base import Part
+
+_TOLERANCE = 1e-4
+_DIGEST_BYTES = 16
+
+
+class Conservation:
+    """Remembers what is owed before a reduction, and verifies its result.
+
+    With x and e0 this rank's gradient and residual before, and e1 the residual
+    after, the sum over ranks of `x + e0 - e1` is `world_size` times the mean.
+
+    Args:
+        x: The bucket.
+        part: Its stretch under test.
+        residual: None for a reducer without feedback.
+    """
+
+    def __init__(self, x: Tensor, part: Part, residual: Tensor | None) -> None:
+        self._part = part
+        self._residual = residual
+        self._owed = self._gather(x)
+        if residual is not None:
+            self._owed += self._gather_residual(residual)
+
+    def verify(self, mean: Tensor, group: Collective) -> Steps[None]:
+        """Compare after the reduction.
+
+        Raises:
+            CollectiveError: Something was lost or invented; names the first
+                parameter where.
+        """
+        sent = self._owed
+        if self._residual is not None:
+            sent = sent - self._gather_residual(self._residual)
+        yield from group.all_reduce(sent)
+        error = (sent / group.world_size - self._gather(mean)).abs()
+        limit = _TOLERANCE * sent.abs().amax() / group.world_size
+        wrong = (error > limit) & torch.isfinite(error)
+        if bool(wrong.any()):
+            place = int(wrong.nonzero()[0])
+            raise CollectiveError(
+                "conservation check",
+                group.rank,
+                f"{self._name(place)}: what was sent and what"
+                f" arrived differ by {float(error[place]):.3g} (limit {float(limit):.3g})",
+            )
+
+    def _gather(self, flat: Tensor) -> Tensor:
+        return torch.cat([flat.narrow(0, s.offset, s.entry.numel) for s in self._part.slots])
+
+    def _gather_residual(self, flat: Tensor) -> Tensor:
+        slots = self._part.slots
+        return torch.cat([flat.narrow(0, s.residual_offset, s.entry.numel) for s in slots])
+
+    def _name(self, place: int) -> str:
+        for slot in self._part.slots:
+            if place < slot.entry.numel:
+                return slot.name
+            place -= slot.entry.numel
+        raise AssertionError(place)
+
+
+def check_replicas(parameters: Mapping[str, Tensor], step: int, group: Collective) -> Steps[None]:
+    """Compare every rank's parameters bit for bit.
+
+    Args:
+        parameters: This rank's parameters by name, in the same order everywhere.
+        step: Number of the step about to be synchronised, for the message.
+        group: The ranks.
+
+    Raises:
+        RankMismatchError: Ranks differ; names the first parameter that does.
+    """
+    digests = [_digest(p) for p in parameters.values()]
+    mine = torch.frombuffer(bytearray(b"".join(digests)), dtype=torch.uint8)
+    rows = torch.empty(group.world_size, mine.numel(), dtype=torch.uint8)
+    yield from group.all_gather(rows, mine)
+    by_parameter = rows.view(group.world_size, -1, _DIGEST_BYTES)
+    differs = (by_parameter != by_parameter[0]).any(dim=2)
+    if bool(differs.any()):
+        index = int(differs.any(dim=0).nonzero()[0])
+        ranks = differs[:, index].nonzero().flatten().tolist()
+        raise RankMismatchError(
+            "replica check",
+            group.rank,
+            f"before the update of step {step}, parameter {list(parameters)[index]!r} of ranks"
+            f" {ranks} differs from rank 0's; look for updates that are not the same on all"
+            " ranks (loss scales, clipping, seeds)",
+            {r: bytes(by_parameter[r, index].tolist()).hex() for r in range(group.world_size)},
+        )
+
+
+def _digest(tensor: Tensor) -> bytes:
+    data = tensor.detach().contiguous().view(-1).view(torch.uint8).numpy().data
+    return hashlib.blake2b(data, digest_size=_DIGEST_BYTES).digest()

@@ -1,0 +1,356 @@
+"""Synchronizer: runs a plan on the buckets of each backward pass, in order."""
+
+from __future__ import annotations
+
+import threading
+import time
+import warnings
+import weakref
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NoReturn
+
+import torch
+from torch import Tensor
+
+from gradwire.comm.base import Mailbox, Steps
+from gradwire.comm.channel import Channel
+from gradwire.comm.record import Recorder
+from gradwire.engine.bucket import BucketRun, union_s
+from gradwire.engine.checks import check_replicas
+from gradwire.engine.feedback import _FORMAT, ErrorFeedback, StateWarning
+from gradwire.engine.layout import Layouts
+from gradwire.engine.stats import Stats, StepStats
+from gradwire.engine.worker import Worker
+from gradwire.errors import CollectiveError, SpecError, StateError
+from gradwire.key import Key
+from gradwire.plan import Parameter, Plan
+
+_RECENT_STEPS = 100
+_MEASURED_EVERY = 10
+_SUSPICIOUS_RATIO = 1000.0
+
+
+@dataclass(slots=True)
+class _Step:
+    """A backward pass under way."""
+
+    number: int
+    runs: list[BucketRun] = field(default_factory=list)
+    unfinished: int = 0
+    last_ready_s: float | None = None
+
+
+class Synchronizer:
+    """Averages gradients over ranks by a plan; made by `gradwire.attach`.
+
+    Args:
+        plan: Which reducer each parameter uses.
+        parameters: All parameters, in the same order on every rank.
+        mailbox: Connects the ranks; closed with the synchronizer.
+        hold_unused: Whether a gradient of zeros means an unused parameter.
+        check_every: Verify conservation and replicas every so many steps; 0
+            for never.
+        on_step: Called with the statistics of each step, on the thread that
+            runs backward, when the next one begins.
+        replicas: Returns the parameters' values, for the check.
+        forwards: Returns how many forward passes there were, for `stats`.
+    """
+
+    def __init__(  # noqa: PLR0913 - all but the first three by keyword
+        self,
+        plan: Plan,
+        parameters: Sequence[Parameter],
+        mailbox: Mailbox,
+        *,
+        hold_unused: bool = False,
+        check_every: int = 0,
+        on_step: Callable[[StepStats], None] | None = None,
+        replicas: Callable[[], Mapping[str, Tensor]] | None = None,
+        forwards: Callable[[], int | None] | None = None,
+    ) -> None:
+        if check_every < 0:
+            raise SpecError("check_every", check_every, "at least 0")
+        self.plan = plan
+        self._mailbox = mailbox
+        self._hold_unused = hold_unused
+        self._check_every = check_every
+        self._on_step = on_step
+        self._replicas = replicas or dict
+        self._forwards = forwards or (lambda: None)
+        assignments = plan.assign(parameters, mailbox.world_size)
+        self._dense = {n: a.dense_reason for n, a in assignments.items() if a.dense_reason}
+        self._feedback = ErrorFeedback(parameters, assignments, torch.device("cpu"))
+        offsets = self._feedback.offsets
+        self._layouts = Layouts(parameters, assignments, offsets, mailbox.world_size)
+        self._steps_done = 0
+        self._channels = 0
+        self._current: _Step | None = None
+        self._recent: deque[StepStats] = deque(maxlen=_RECENT_STEPS)
+        self._unreported: deque[StepStats] = deque(maxlen=_RECENT_STEPS)
+        self._failure: BaseException | None = None
+        self._lock = threading.Lock()
+        self._worker = Worker("gradwire-engine")
+        self._closer = weakref.finalize(self, _close, self._worker, mailbox)
+
+    @property
+    def rank(self) -> int:
+        """This process's number in the group."""
+        return self._mailbox.rank
+
+    @property
+    def world_size(self) -> int:
+        """Number of ranks."""
+        return self._mailbox.world_size
+
+    def reduce(
+        self,
+        index: int,
+        buffer: Tensor,
+        names: tuple[str, ...],
+        deliver: Callable[[Tensor | None, BaseException | None], None],
+        *,
+        is_last: bool,
+    ) -> None:
+        """Start averaging a bucket; returns at once.
+
+        Args:
+            index: Number of the bucket within its backward pass.
+            buffer: Its gradients, 1-D, or a sparse tensor; the mean replaces them.
+            names: Its parameters, in order.
+            deliver: Called once, on another thread, with the mean or an error.
+            is_last: Whether the backward pass has no further bucket.
+
+        Raises:
+            CollectiveError: An earlier step failed; the ranks are no longer connected.
+            SpecError: The synchronizer is closed, or the buffer has another
+                size than its parameters.
+        """
+        if not self._closer.alive:
+            raise SpecError("synchronizer", "closed", "open; attach a new DDP wrapper")
+        if self._failure is not None:
+            raise CollectiveError("reduce", self.rank, f"already broken: {self._failure}")
+        step = self._begin_step()
+        run = self._run(step, index, buffer, names, deliver)
+        tasks = run.tasks(self._channel)
+        if self._is_checked(step.number) and not step.runs:
+            group = self._channel(self._mailbox)
+            tasks.append(check_replicas(self._replicas(), step.number, group))
+        with self._lock:
+            step.runs.append(run)
+            step.unfinished += 1
+            if is_last:
+                step.last_ready_s = time.perf_counter()
+                self._current = None
+                self._steps_done += 1
+        left = len(tasks)
+
+        def finish(error: BaseException | None) -> None:  # on the worker's thread only
+            nonlocal left
+            left -= 1
+            if error is not None:
+                self._fail(step, run, error)
+            elif left == 0:
+                self._finish(step, run)
+
+        for task in tasks:
+            self._worker.submit(task, finish)
+        if not tasks:
+            left = 1
+            self._worker.submit(_nothing(), finish)
+
+    def _begin_step(self) -> _Step:
+        if self._current is None:
+            self._current = _Step(self._steps_done)
+            while self._unreported:
+                stats = self._unreported.popleft()
+                _warn_if_stale(stats)
+                if self._on_step is not None:
+                    self._on_step(stats)
+        return self._current
+
+    def _run(
+        self,
+        step: _Step,
+        index: int,
+        buffer: Tensor,
+        names: tuple[str, ...],
+        deliver: Callable[[Tensor | None, BaseException | None], None],
+    ) -> BucketRun:
+        layout = None
+        if not buffer.is_sparse:
+            is_warmup = step.number < self.plan.warmup_steps
+            layout = self._layouts.of(names, buffer.numel(), all_dense=is_warmup)
+        return BucketRun(
+            index=index,
+            buffer=buffer,
+            names=names,
+            layout=layout,
+            key=Key(self.plan.seed, step.number, self.rank),
+            state=self._feedback.state,
+            recorder=Recorder(self._mailbox),
+            deliver=deliver,
+            hold_unused=self._hold_unused,
+            is_measured=step.number % _MEASURED_EVERY == 1,
+            is_checked=self._is_checked(step.number),
+        )
+
+    def _is_checked(self, step: int) -> bool:
+        return self._check_every > 0 and step % self._check_every == 0
+
+    def _channel(self, mailbox: Mailbox) -> Channel:
+        self._channels += 1
+        return Channel(mailbox, self._channels)
+
+    def _finish(self, step: _Step, run: BucketRun) -> None:
+        try:
+            run.finish()
+            with self._lock:
+                step.unfinished -= 1
+                is_over = step.last_ready_s is not None and step.unfinished == 0
+            if is_over:
+                self._end_step(step)
+        except Exception as error:  # noqa: BLE001 - reaches the caller through the bucket
+            self._fail(step, run, error)
+        else:
+            run.succeed()
+
+    def _end_step(self, step: _Step) -> None:
+        assert step.last_ready_s is not None
+        ready = step.last_ready_s
+        buckets = tuple(r.stats(ready) for r in sorted(step.runs, key=lambda r: r.index))
+        is_finite = all(r.is_finite for r in step.runs)
+        if not is_finite:
+            # A loop with loss scaling throws this step away: what it left
+            # behind refers to gradients that are never applied.
+            self._feedback.clear()
+        exposed_s = max((b.exposed_s for b in buckets), default=0.0)
+        wire_s = union_s([i for r in step.runs for i in r.intervals])
+        stats = StepStats(step.number, buckets, exposed_s, wire_s, is_finite)
+        self._recent.append(stats)
+        self._unreported.append(stats)
+
+    def _fail(self, step: _Step, run: BucketRun, error: BaseException) -> None:
+        """Fail a bucket, and disconnect so that the other ranks notice at once."""
+        shown = ", ".join(run.names[:4]) + (", ..." if len(run.names) > 4 else "")  # noqa: PLR2004
+        where = f"step {step.number}, bucket {run.index} ({shown})"
+        if isinstance(error, CollectiveError):
+            error.args = (f"{where}: {error}",)
+        else:
+            error.add_note(where)
+        if self._failure is None:
+            self._failure = error
+            self._mailbox.close()
+        run.deliver(None, error)
+
+    def stats(self) -> Stats:
+        """Return what the latest steps cost, and what is not compressed."""
+        return Stats(
+            steps_done=self._steps_done,
+            forwards=self._forwards(),
+            recent=tuple(self._recent),
+            dense=dict(self._dense),
+            residual_bytes=self._feedback.num_bytes,
+        )
+
+    def rescale(self, factor: float) -> None:
+        """Multiply what is owed, when gradients change their unit (a loss scale).
+
+        Args:
+            factor: New unit over old; above 0.
+
+        Raises:
+            SpecError: The factor is not above 0 and finite.
+        """
+        if not 0 < factor < float("inf"):
+            raise SpecError("rescale factor", factor, "above 0 and finite")
+        self._feedback.rescale(factor)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return this rank's state: tensors, numbers and strings only.
+
+        The key carries the rank, because `torch.distributed.checkpoint` keeps
+        one copy of equal keys. Save it on every rank.
+        """
+        mine = {
+            "format": _FORMAT,
+            "rank": self.rank,
+            "world_size": self.world_size,
+            "steps_done": self._steps_done,
+            "plan": self.plan.to_json(),
+            **self._feedback.tensors(),
+        }
+        return {f"rank{self.rank}": mine}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue where `state_dict` was taken.
+
+        Residuals are this rank's own. Those of another rank are not used (a
+        warning says so); when the world has grown, they are scaled so that the
+        same mean stays owed; when it has shrunk, they are dropped.
+
+        Raises:
+            StateError: Not such a state, or of another model or format.
+        """
+        saved = self._own_or_any(state)
+        world_size = int(saved["world_size"])
+        scale: float | None = self.world_size / world_size
+        if int(saved["rank"]) != self.rank:
+            scale = None
+            reason = f"it holds rank {saved['rank']} of {world_size}, this is rank {self.rank}"
+        elif world_size > self.world_size:
+            scale = None
+            reason = f"the world has shrunk from {world_size} to {self.world_size} ranks"
+        if scale is None:
+            warnings.warn(
+                f"the residual in the checkpoint is dropped: {reason}", StateWarning, stacklevel=2
+            )
+        self._feedback.load(saved, scale)
+        self._steps_done = int(saved["steps_done"])
+
+    def _own_or_any(self, state: Mapping[str, Any]) -> Mapping[str, Any]:
+        ranks = sorted(k for k in state if k.startswith("rank"))
+        key = f"rank{self.rank}"
+        if not ranks:
+            raise StateError(
+                f"no state of gradwire among the keys {sorted(state)[:5]}", missing=[key]
+            )
+        saved: Mapping[str, Any] = state[key if key in state else ranks[0]]
+        if saved.get("format") != _FORMAT:
+            raise StateError(
+                f"state of format {saved.get('format')!r}, this version reads {_FORMAT}"
+            )
+        return saved
+
+    def close(self) -> None:
+        """Stop the threads and disconnect. Can be called twice."""
+        self._closer()
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError(
+            "a Synchronizer holds threads and connections and cannot be pickled or copied;"
+            " save its state_dict() instead"
+        )
+
+
+def _close(worker: Worker, mailbox: Mailbox) -> None:
+    worker.close()
+    mailbox.close()
+
+
+def _warn_if_stale(stats: StepStats) -> None:
+    for bucket in stats.buckets:
+        if (bucket.gradient_ratio or 0.0) > _SUSPICIOUS_RATIO:
+            warnings.warn(
+                f"step {stats.step}, bucket {bucket.index}: what is owed is"
+                f" {bucket.gradient_ratio:.0f} times the gradient; if the loss scale has"
+                " changed, call rescale(new / old)",
+                RuntimeWarning,
+                stacklevel=2,
+            )
+
+
+def _nothing() -> Steps[None]:
+    return
+    yield

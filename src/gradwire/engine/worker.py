@@ -1,0 +1,72 @@
+"""The one thread that encodes, decodes and starts every exchange.
+
+Reductions are generators that yield the transfer they wait for. The thread
+advances whichever can go on, in the order in which they became able to: while
+one bucket's bytes travel, the next one is encoded.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+from gradwire.comm.base import Pending, Steps
+
+
+@dataclass(slots=True)
+class _Task:
+    steps: Steps[None]
+    finish: Callable[[BaseException | None], None]
+    waited_for: Pending | None = None
+
+
+class Worker:
+    """Drives reductions on a thread of its own.
+
+    Example:
+        >>> def nothing_to_send():
+        ...     return
+        ...     yield
+        >>> outcome = queue.SimpleQueue()
+        >>> worker = Worker("example")
+        >>> worker.submit(nothing_to_send(), outcome.put)
+        >>> outcome.get() is None
+        True
+        >>> worker.close()
+    """
+
+    def __init__(self, name: str) -> None:
+        self._ready: queue.SimpleQueue[_Task | None] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._thread.start()
+
+    def submit(self, steps: Steps[None], finish: Callable[[BaseException | None], None]) -> None:
+        """Run `steps` to their end, then call `finish` with None or what went wrong."""
+        self._ready.put(_Task(steps, finish))
+
+    def close(self) -> None:
+        """End the thread once it has nothing to advance. Can be called twice."""
+        self._ready.put(None)
+        if self._thread is not threading.current_thread():
+            self._thread.join()
+
+    def _run(self) -> None:
+        with torch.no_grad():
+            while (task := self._ready.get()) is not None:
+                self._advance(task)
+                del task  # an idle thread keeps no tensor alive
+
+    def _advance(self, task: _Task) -> None:
+        try:
+            failure = task.waited_for.exception() if task.waited_for else None
+            task.waited_for = task.steps.throw(failure) if failure else next(task.steps)
+        except StopIteration:
+            task.finish(None)
+        except BaseException as error:  # noqa: BLE001 - handed to whoever waits for the task
+            task.finish(error)
+        else:
+            task.waited_for.add_done_callback(lambda _: self._ready.put(task))

@@ -1,0 +1,1 @@
+"""Worker processes on limited links, for measured comparisons."""

@@ -1,0 +1,69 @@
+"""Encoded shards to their owners, encoded means to all."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from gradwire.codecs.base import Segments, build
+from gradwire.comm.base import Collective, Steps
+from gradwire.key import Key
+from gradwire.reduce.base import REDUCERS, Part, Slot, State
+from gradwire.spec import TwoPhase
+
+
+@REDUCERS.register("two_phase")
+class TwoPhaseReducer:
+    """Averages like an all-reduce, with every value encoded on both ways.
+
+    The owner of a shard rounds its mean a second time. What that loses is
+    missing from the result once, but from the owner's `sent` it must be taken
+    `world_size` times, so that the mean of `sent` over ranks is the result.
+
+    Args:
+        spec: The parameters.
+    """
+
+    def __init__(self, spec: TwoPhase) -> None:
+        self.spec = spec
+        self._codec = build(spec.codec)
+
+    def part(self, slots: tuple[Slot, ...], world_size: int) -> Part:
+        """See `Reducer.part`."""
+        entries = [slot.entry for slot in slots]
+        return Part.of(
+            slots,
+            tuple(
+                Segments.of(
+                    [
+                        slot.segment(stretch)
+                        for slot, stretch in zip(
+                            slots, self.spec.shards(entries, owner, world_size), strict=True
+                        )
+                    ]
+                )
+                for owner in range(world_size)
+            ),
+        )
+
+    def reduce(
+        self, x: Tensor, part: Part, state: State, key: Key, group: Collective, out: Tensor
+    ) -> Steps[None]:
+        """See `Reducer.reduce`."""
+        if group.world_size == 1:
+            part.copy(x, out)
+            return
+        codec, shards, rank = self._codec, part.shards, group.rank
+        residual = state.residual if self.spec.feedback else None
+        # All of `x` is encoded before anything is written: `out` may be `x`.
+        payloads = [codec.encode(x, shard, key, residual) for shard in shards]
+        rows = payloads[rank].new_empty(group.world_size, payloads[rank].numel())
+        yield from group.all_to_all(rows.unbind(), payloads)
+        codec.decode(rows, shards[rank], out, group.world_size)
+
+        second = key._replace(part=1)
+        mean = codec.encode(out, shards[rank], second, residual, gain=group.world_size)
+        # The buffers that shards were sent from have the sizes of the means to come.
+        payloads[rank] = mean
+        yield from group.all_to_all(payloads, [mean] * group.world_size)
+        for payload, shard in zip(payloads, shards, strict=True):
+            codec.decode(payload[None], shard, out)
