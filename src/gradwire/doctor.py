@@ -10,6 +10,7 @@ import sys
 from dataclasses import dataclass
 from importlib.metadata import version
 
+from gradwire.errors import GradwireError
 from gradwire.version import installed_version
 
 EXTRAS = {"jinja2": "jinja2", "matplotlib": "matplotlib", "scikit-learn": "sklearn"}
@@ -56,7 +57,9 @@ def examine() -> list[Check]:
         Check("base", "gradwire", installed_version()),
         Check("base", "Python", platform.python_version()),
     ]
-    return [*base, *_torch(), *_extras(), *_lab()]
+    torch = _torch()
+    kernels = _kernels() if torch[0].is_available else []
+    return [*base, *torch, *kernels, *_extras(), *_lab()]
 
 
 def _torch() -> list[Check]:
@@ -77,6 +80,23 @@ def _torch() -> list[Check]:
         Check("base", "Gloo", "exchange between CPUs", gloo, is_required=True),
         Check("gpu", "CUDA", name, cuda),
         Check("gpu", "NCCL", "exchange between GPUs", cuda if has_nccl else _NOT_BUILT),
+    ]
+
+
+def _kernels() -> list[Check]:
+    try:
+        from gradwire.kernels import select  # noqa: PLC0415 - loads torch
+    except GradwireError as error:
+        return [Check("kernels", "native kernels", "", str(error))]
+    report = select.report()
+    return [
+        Check(
+            "kernels",
+            f"native {choice.op}",
+            report.isa or "",
+            choice.reason and f"the reference runs instead: {choice.reason}",
+        )
+        for choice in report.choices
     ]
 
 

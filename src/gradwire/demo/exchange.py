@@ -68,4 +68,4 @@ def _take_group_bytes(group: ShapedGroup) -> int:
 def _with_gradwire(method: Method, module: nn.Module, link: Link) -> Exchange:
     ddp = DistributedDataParallel(module, bucket_cap_mb=method.bucket_cap_mb, init_sync=False)
     sync = gradwire.attach(ddp, method.plan, link=link)
-    return Exchange(ddp, lambda: sync.stats().steps[-1].sent_bytes, sync.close)
+    return Exchange(ddp, lambda: sync.stats().recent[-1].sent_bytes, sync.close)

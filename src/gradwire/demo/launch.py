@@ -20,8 +20,8 @@ from gradwire.demo.events import Event, Failed, Finished, from_line
 from gradwire.demo.settings import Job
 from gradwire.errors import GradwireError
 
-STALL_S = 300.0
-"""Silence of all workers after which the run is given up."""
+STALL_S = 60.0
+"""Silence of all workers after which a run is given up, besides ten slow steps."""
 
 WORKER = (sys.executable, "-P", "-m", "gradwire.demo.worker")
 
@@ -66,6 +66,8 @@ class Workers:
         self._command = command
         self._folder = tempfile.TemporaryDirectory(prefix="gradwire-")
         self._processes: list[subprocess.Popen[str]] = []
+        slowest = max(job.predicted_step_s(m, available_cores()) for m in job.methods)
+        self._stall_s = STALL_S + 10 * slowest
         self._events: queue.Queue[tuple[int, Event | None]] = queue.Queue()
 
     def __enter__(self) -> Self:
@@ -99,9 +101,10 @@ class Workers:
         left = self._job.ranks
         while left:
             try:
-                rank, event = self._events.get(timeout=STALL_S)
+                rank, event = self._events.get(timeout=self._stall_s)
             except queue.Empty:
-                raise WorkerError(0, f"and all others told nothing for {STALL_S:.0f} s") from None
+                silence = f"and all others told nothing for {self._stall_s:.0f} s"
+                raise WorkerError(0, silence) from None
             if event is None or isinstance(event, Failed):
                 raise self._cause(rank, event)
             left -= isinstance(event, Finished)
