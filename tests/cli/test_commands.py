@@ -17,7 +17,9 @@ def run(*args: str) -> Result:
 
 
 def test_help_lists_the_commands():
-    assert_expected_inline(run("--help").output, """\
+    assert_expected_inline(
+        run("--help").output,
+        """\
 Usage: gradwire [OPTIONS] COMMAND [ARGS]...
 
   Compressed gradient exchange for PyTorch data-parallel training.
@@ -29,11 +31,14 @@ Options:
 Commands:
   demo    Train a small model over a slow link, once for each way to...
   doctor  Say what can run on this machine, and the reason for each thing...
-""")
+""",
+    )
 
 
 def test_demo_help():
-    assert_expected_inline(run("demo", "--help").output, """\
+    assert_expected_inline(
+        run("demo", "--help").output,
+        """\
 Usage: gradwire demo [OPTIONS]
 
   Train a small model over a slow link, once for each way to exchange gradients.
@@ -56,11 +61,14 @@ Options:
   --json TEXT           Write every step as JSON to a file, or - for stdout.
   --force               Overwrite files that exist.
   -h, --help            Show this message and exit.
-""")
+""",
+    )
 
 
 def test_doctor_help():
-    assert_expected_inline(run("doctor", "--help").output, """\
+    assert_expected_inline(
+        run("doctor", "--help").output,
+        """\
 Usage: gradwire doctor [OPTIONS]
 
   Say what can run on this machine, and the reason for each thing that cannot.
@@ -68,7 +76,8 @@ Usage: gradwire doctor [OPTIONS]
 Options:
   --json      Print JSON instead of a table.
   -h, --help  Show this message and exit.
-""")
+""",
+    )
 
 
 @pytest.mark.parametrize(
@@ -108,9 +117,7 @@ def test_demo_names_the_extra_that_is_missing(monkeypatch):
     monkeypatch.setattr(doctor_checks, "missing_extras", lambda: ["matplotlib"])
     result = run("demo")
     assert result.exit_code == 1
-    assert result.stderr == (
-        "gradwire: the demo needs matplotlib: pip install 'gradwire[demo]'\n"
-    )
+    assert result.stderr == ("gradwire: the demo needs matplotlib: pip install 'gradwire[demo]'\n")
 
 
 def test_doctor_gives_a_reason_for_what_cannot_run():

@@ -1,4 +1,4 @@
-"""`gradwire demo`: trains a small model with and without compression, and compares."""
+"""`gradwire demo`: trains with and without compression, and compares."""
 
 from __future__ import annotations
 

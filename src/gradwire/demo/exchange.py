@@ -1,4 +1,4 @@
-"""Wraps a model for one method: DDP, a link, a hook or gradwire, and a byte counter."""
+"""Wraps a model for one method: DDP with a link, and a hook or gradwire."""
 
 from __future__ import annotations
 

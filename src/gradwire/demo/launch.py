@@ -135,7 +135,7 @@ class Workers:
             "PYTHONPATH": os.pathsep.join(p for p in sys.path if p),
         }
         with self._log(rank).open("w", encoding="utf-8") as log:
-            process = subprocess.Popen(
+            process = subprocess.Popen(  # noqa: S603 - the command is a developer's, not a user's
                 self._command,
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,

@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
 
 from gradwire.demo.events import Event, MethodDone, MethodStarted, StepDone
-from gradwire.demo.settings import TASKS, UNTIMED_STEPS, Job
+from gradwire.demo.settings import TASKS, UNTIMED_STEPS, VALIDATIONS, Job
 from gradwire.report.model import Step
 from gradwire.units import format_bytes, format_rate, format_seconds
 
@@ -62,6 +62,7 @@ class LiveView:
     def _budget(self) -> str:
         job = self._job
         link = format_rate(job.link_bytes_per_s)
+        validation_s = VALIDATIONS * len(job.methods) * TASKS[job.task].validation_s
         names = ", ".join(
             f"{m.label} ({format_bytes(job.predicted_bytes(m))})" for m in job.methods
         )
@@ -69,7 +70,7 @@ class LiveView:
             f"Training {TASKS[job.task].description}: {job.ranks} ranks, {job.steps} steps a "
             f"method, link {link}, latency {format_seconds(job.latency_s)}.\n"
             f"Methods, with about what a rank sends in each step: {names}.\n"
-            f"This takes about {self._left_s() + _START_S:.0f} s."
+            f"This takes about {self._left_s() + validation_s + _START_S:.0f} s."
         )
 
     def _left_s(self) -> float:

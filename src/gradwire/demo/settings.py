@@ -1,4 +1,4 @@
-"""What a demo run does: tasks, methods, and the job handed to each worker. No torch here."""
+"""What a demo run does: tasks, methods, the job of each worker. No torch here."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ UNTIMED_STEPS = 2
 """Steps that medians leave out: DDP rebuilds its buckets after the first, and
 PyTorch's PowerSGD sends the first two uncompressed."""
 
-VALIDATIONS = 3
+VALIDATIONS = 2
 """How often each method is validated, the last step included."""
 
 
@@ -27,6 +27,7 @@ class TaskDefaults:
 
     Attributes:
         compute_s: Forward, backward and optimiser of one step on one core.
+        validation_s: One validation, split between two ranks.
     """
 
     description: str
@@ -36,6 +37,7 @@ class TaskDefaults:
     link: str
     latency: str
     compute_s: float
+    validation_s: float
 
 
 TASKS: dict[str, TaskDefaults] = {
@@ -47,6 +49,7 @@ TASKS: dict[str, TaskDefaults] = {
         link="200Mbit/s",
         latency="1ms",
         compute_s=0.55,
+        validation_s=1.5,
     ),
     "digits": TaskDefaults(
         "a convolutional net on handwritten digits",
@@ -56,6 +59,7 @@ TASKS: dict[str, TaskDefaults] = {
         link="100Mbit/s",
         latency="1ms",
         compute_s=0.02,
+        validation_s=0.02,
     ),
 }
 
@@ -87,7 +91,7 @@ METHODS = (*(m.name for m in _BUILT_IN), "gradwire")
 
 
 def choose_methods(names: Sequence[str], plans: Sequence[str]) -> tuple[Method, ...]:
-    """Build the methods to run, plain DDP first: it is what the others are compared with.
+    """Build the methods to run, plain DDP, the baseline of all others, first.
 
     Args:
         names: Some of `METHODS`.
@@ -169,9 +173,9 @@ class Job:
         return round(dense * {"fp16": 0.5, "powersgd": 0.01}.get(method.name, 1.0))
 
     def predicted_step_s(self, method: Method, cores: int) -> float:
-        """Return about how long a step takes: compute, then what two thirds of it cannot hide.
+        """Return about how long a step takes: compute, and what it does not hide.
 
-        PowerSGD with its one bucket hides nothing, but has little to send.
+        Backward, two thirds of compute, hides what is sent meanwhile.
         """
         compute_s = TASKS[self.task].compute_s * max(1.0, self.ranks / cores)
         wire_s = self.predicted_bytes(method) / self.link_bytes_per_s + 4 * self.latency_s

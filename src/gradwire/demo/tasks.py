@@ -164,7 +164,7 @@ class Text:
     """Next-byte prediction on the source text of Python's standard library."""
 
     context = 64
-    held_out_batches = 16
+    held_out_batches = 8
     held_out_batch_size = 16
 
     def __init__(self, batch_size: int) -> None:
@@ -204,7 +204,7 @@ class Text:
 
 
 class Digits:
-    """Handwritten digits of 8 x 8 pixels (scikit-learn's), read by a convolutional net."""
+    """Scikit-learn's handwritten digits, 8 x 8 pixels, and a convolutional net."""
 
     num_held_out = 360
 

@@ -1,4 +1,4 @@
-"""One rank of the demo: `python -m gradwire.demo.worker`, started by `launch.Workers`."""
+"""One rank of the demo: what `launch.Workers` starts."""
 
 from __future__ import annotations
 

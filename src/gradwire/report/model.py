@@ -60,6 +60,7 @@ class MethodResult:
         name: Short name, unique in the run (`"ddp"`, `"int4"`).
         label: The name readers see.
         family: `"ddp"` (no compression), `"hook"` (PyTorch's) or `"gradwire"`.
+        validations: At least the one after the last step.
         digests: Hash of the parameters after the last step, by rank.
     """
 

@@ -1,4 +1,4 @@
-"""From steps to the numbers a reader compares: medians, spreads, gains and losses."""
+"""From steps to what a reader compares: medians, spreads, gains, losses."""
 
 from __future__ import annotations
 
@@ -42,17 +42,15 @@ class Target:
     Attributes:
         loss: That loss, smoothed.
         reached_s: Training time until then; None if it was not reached.
-        gap: How far above it the method ended; 0 or less if reached at the end.
     """
 
     loss: float
     reached_s: float | None
-    gap: float
 
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """One method's numbers, times in seconds."""
+    """One method's numbers, times in seconds; the validation is its last."""
 
     method: MethodResult
     step_s: Spread
@@ -63,7 +61,7 @@ class Summary:
     sent_bytes: Spread
     training_s: float
     final_loss: float
-    validation: Validation | None
+    validation: Validation
     target: Target
 
 
@@ -130,8 +128,8 @@ def _summary(method: MethodResult, goal: float, untimed_steps: int) -> Summary:
         sent_bytes=spread(lambda s: s.sent_bytes),
         training_s=times[-1],
         final_loss=losses[-1],
-        validation=method.validations[-1] if method.validations else None,
-        target=Target(goal, None if first is None else times[first], losses[-1] - goal),
+        validation=method.validations[-1],
+        target=Target(goal, None if first is None else times[first]),
     )
 
 

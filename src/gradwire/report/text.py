@@ -18,12 +18,14 @@ def render_text(result: DemoResult) -> Group:
         result: What the demo measured.
     """
     summaries = summarise(result)
+    rows = table(summaries)
     grid = Table(title=setting_line(result), title_justify="left", title_style="")
     grid.add_column("", no_wrap=True)
-    for summary in summaries:
+    for i, summary in enumerate(summaries):
         style = "bold" if summary.method.family == "gradwire" else ""
-        grid.add_column(summary.method.label, justify="right", style=style)
-    for row in table(summaries):
+        widest = max(len(row.cells[i]) for row in rows)
+        grid.add_column(summary.method.label, justify="right", style=style, min_width=widest)
+    for row in rows:
         grid.add_row(row.heading, *row.cells)
     verdict = Text("\n".join(verdicts(result)), style="bold")
     return Group(grid, verdict, Text("\n".join(f"- {note}" for note in notes(result)), "dim"))

@@ -11,7 +11,7 @@ from gradwire.units import format_rate, format_seconds
 
 
 class Row(NamedTuple):
-    """One line of the results table: a quantity with its unit, a cell for each method."""
+    """One line of the results: a quantity with its unit, a cell a method."""
 
     heading: str
     cells: tuple[str, ...]
@@ -22,31 +22,22 @@ def _milliseconds(spread: Spread) -> str:
 
 
 def _target(summary: Summary) -> str:
-    target = summary.target
-    if target.reached_s is not None:
-        return f"{target.reached_s:.1f}"
-    return f"not reached ({target.gap:+.3f})"
-
-
-def _validation(text: Callable[[Summary], str]) -> Callable[[Summary], str]:
-    return lambda s: text(s) if s.validation else "-"
+    reached_s = summary.target.reached_s
+    return "not reached" if reached_s is None else f"{reached_s:.1f}"
 
 
 _ROWS: tuple[tuple[str, Callable[[Summary], str]], ...] = (
     ("Step, ms", lambda s: _milliseconds(s.step_s)),
     ("  forward, ms", lambda s: _milliseconds(s.forward_s)),
     ("  backward, ms", lambda s: _milliseconds(s.backward_s)),
-    ("  exposed communication, ms", lambda s: _milliseconds(s.exposed_s)),
+    ("  exposed comm., ms", lambda s: _milliseconds(s.exposed_s)),
     ("  optimiser, ms", lambda s: _milliseconds(s.optimiser_s)),
     ("Sent per step, MB", lambda s: f"{s.sent_bytes.median / 1e6:.3g}"),
     ("Training time, s", lambda s: f"{s.training_s:.1f}"),
-    ("Training loss at the end", lambda s: f"{s.final_loss:.3f}"),
-    ("Validation loss", _validation(lambda s: f"{s.validation.loss:.3f}" if s.validation else "")),
-    (
-        "Validation accuracy, %",
-        _validation(lambda s: f"{100 * s.validation.accuracy:.1f}" if s.validation else ""),
-    ),
-    ("Time to DDP's last loss, s", _target),
+    ("Training loss at end", lambda s: f"{s.final_loss:.3f}"),
+    ("Validation loss", lambda s: f"{s.validation.loss:.3f}"),
+    ("Validation accuracy, %", lambda s: f"{100 * s.validation.accuracy:.1f}"),
+    ("Time to DDP's loss, s", _target),
     ("Ranks bit-identical", lambda s: "yes" if s.method.is_replicated else "NO"),
 )
 
@@ -78,8 +69,11 @@ def notes(result: DemoResult) -> list[str]:
             f"{s.steps - s.untimed_steps} steps. Medians leave out the first {s.untimed_steps} "
             "(buckets are rebuilt, buffers made); training time does not."
         ),
-        "Exposed communication: from the last gradient being ready to the end of backward().",
-        "Training losses are means of the last 5 steps; validation is not timed.",
+        "Exposed comm. (communication): from the last gradient being ready to the end of backward().",
+        (
+            "Training loss at end: mean of the last 5 steps. Time to DDP's loss: training "
+            "time until that mean was no higher than plain DDP's at its end. Validation is not timed."
+        ),
         "One run on one machine: every rank shares its cores, and the link is emulated.",
     ]
 
@@ -109,6 +103,8 @@ def _sentence(comparison: Comparison) -> str:
 
 def _loss_words(comparison: Comparison) -> str:
     change = comparison.loss_change
+    if round(change, 3) == 0:
+        return "loss is the same"
     if not comparison.is_loss_clear:
         return f"loss {change:+.3f}, within the spread"
     return f"LOSES {change:.3f} of loss" if change > 0 else f"gains {-change:.3f} of loss"

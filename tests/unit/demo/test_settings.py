@@ -54,7 +54,7 @@ def test_job_validates_after_the_last_step(steps):
     job = replace(JOB, steps=steps)
     points = [s for s in range(steps) if job.validates_after(s)]
     assert points[-1] == steps - 1
-    assert len(points) == min(3, steps)
+    assert len(points) == min(2, steps)
 
 
 def test_predicted_bytes_fall_with_the_method():

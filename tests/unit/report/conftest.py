@@ -19,7 +19,9 @@ from gradwire.report.model import (
 )
 
 
-def method(name: str, label: str, family: Family, *, exposed_s: float, worse: float) -> MethodResult:
+def method(
+    name: str, label: str, family: Family, *, exposed_s: float, worse: float
+) -> MethodResult:
     steps = tuple(
         Step(
             step=i,
@@ -36,7 +38,7 @@ def method(name: str, label: str, family: Family, *, exposed_s: float, worse: fl
     return MethodResult(name, label, family, steps, (validation,), ("a1", "a1"))
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def result() -> DemoResult:
     return DemoResult(
         settings=Settings(

@@ -32,7 +32,7 @@ class Outline(HTMLParser):
             assert self.open.pop() == tag
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def page(result: DemoResult) -> str:
     return render_html(result)
 

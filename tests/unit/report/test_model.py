@@ -8,13 +8,13 @@ from gradwire.report.model import DemoResult
 
 
 def test_json_holds_every_step_and_no_infinity(result: DemoResult):
-    data = json.loads(result.to_json(), parse_constant=lambda name: pytest_fail(name))
+    data = json.loads(result.to_json(), parse_constant=refuse)
     assert data["format"] == 1
     assert [len(m["steps"]) for m in data["methods"]] == [12] * 4
     assert data["methods"][3]["steps"][0]["sent_bytes"] == 2_502_500
 
 
-def pytest_fail(name: str) -> None:
+def refuse(name: str) -> None:
     raise AssertionError(f"{name} is no JSON")
 
 

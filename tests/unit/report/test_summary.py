@@ -28,13 +28,11 @@ def test_smoothed_losses_are_means_of_five():
 def test_target_is_reached_by_the_baseline_itself_at_its_end(result: DemoResult):
     baseline = summarise(result)[0]
     assert baseline.target.reached_s == pytest.approx(baseline.training_s)
-    assert baseline.target.gap == 0
 
 
 def test_target_missed_by_a_method_with_more_loss(result: DemoResult):
     powersgd = summarise(result)[2]
     assert powersgd.target.reached_s is None
-    assert powersgd.target.gap == pytest.approx(0.3)
 
 
 def test_compare_tells_a_clear_difference_from_noise(result: DemoResult):

@@ -11,7 +11,7 @@ from gradwire.report.words import verdicts
 
 
 def printed(result: DemoResult) -> str:
-    console = Console(file=io.StringIO(), width=92)
+    console = Console(file=io.StringIO(), width=80)
     console.print(render_text(result))
     return "\n".join(line.rstrip() for line in console.file.getvalue().splitlines())
 
