@@ -69,10 +69,10 @@ def notes(result: DemoResult) -> list[str]:
             f"{s.steps - s.untimed_steps} steps. Medians leave out the first {s.untimed_steps} "
             "(buckets are rebuilt, buffers made); training time does not."
         ),
-        "Exposed comm. (communication): from the last gradient being ready to the end of backward().",
+        "Exposed comm. (communication): from the last ready gradient to the end of backward().",
         (
-            "Training loss at end: mean of the last 5 steps. Time to DDP's loss: training "
-            "time until that mean was no higher than plain DDP's at its end. Validation is not timed."
+            "Training loss at end: mean of the last 5 steps. Time to DDP's loss: training time "
+            "until that mean was no higher than plain DDP's at its end. Validation is not timed."
         ),
         "One run on one machine: every rank shares its cores, and the link is emulated.",
     ]
