@@ -58,26 +58,10 @@ def command(  # noqa: PLR0913 - one argument an option
     """
     from rich.console import Console  # noqa: PLC0415 - keeps the start of the command line fast
 
-    from gradwire.demo.settings import TASKS, Job, choose_methods  # noqa: PLC0415
-    from gradwire.errors import UnknownIdError  # noqa: PLC0415
-    from gradwire.units import parse_rate, parse_seconds  # noqa: PLC0415
-
-    if task not in TASKS:
-        raise UnknownIdError("task", task, sorted(TASKS))
-    defaults = TASKS[task]
-    job = Job(
-        task=task,
-        ranks=ranks,
-        steps=defaults.steps if steps is None else steps,
-        batch_size=defaults.batch_size if batch_size is None else batch_size,
-        seed=seed,
-        link_bytes_per_s=parse_rate(link or defaults.link),
-        latency_s=parse_seconds(latency or defaults.latency),
-        methods=choose_methods([name.strip() for name in methods.split(",")], plans),
-    )
+    job = _job(task, ranks, steps, batch_size, seed, (link, latency), (methods, plans))
     _require_extras()
     report = report or _fresh_report(task)
-    json_path = Path(json_to) if json_to not in (None, "-") else None
+    json_path = Path(json_to) if json_to not in {None, "-"} else None
     for path in filter(None, (report, json_path)):
         _require_free(path, force=force)
     human = Console(stderr=json_to == "-")
@@ -87,6 +71,33 @@ def command(  # noqa: PLR0913 - one argument an option
         click.echo(result.to_json())
     if not all(method.is_replicated for method in result.methods):
         raise CommandError("the ranks ended with different parameters: see the table")
+
+
+def _job(
+    task: str,
+    ranks: int,
+    steps: int | None,
+    batch_size: int | None,
+    seed: int,
+    line: tuple[str | None, str | None],
+    compared: tuple[str, tuple[str, ...]],
+) -> Job:
+    from gradwire.demo.settings import Job, choose_methods, task_defaults  # noqa: PLC0415
+    from gradwire.units import parse_rate, parse_seconds  # noqa: PLC0415
+
+    defaults = task_defaults(task)
+    link, latency = line
+    methods, plans = compared
+    return Job(
+        task=task,
+        ranks=ranks,
+        steps=defaults.steps if steps is None else steps,
+        batch_size=defaults.batch_size if batch_size is None else batch_size,
+        seed=seed,
+        link_bytes_per_s=parse_rate(link or defaults.link),
+        latency_s=parse_seconds(latency or defaults.latency),
+        methods=choose_methods([name.strip() for name in methods.split(",")], plans),
+    )
 
 
 def _require_extras() -> None:

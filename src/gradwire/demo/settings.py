@@ -64,6 +64,21 @@ TASKS: dict[str, TaskDefaults] = {
 }
 
 
+def task_defaults(task: str) -> TaskDefaults:
+    """Return a task's defaults.
+
+    Raises:
+        UnknownIdError: No such task.
+
+    Example:
+        >>> task_defaults("digits").steps
+        100
+    """
+    if task not in TASKS:
+        raise UnknownIdError("task", task, sorted(TASKS))
+    return TASKS[task]
+
+
 @dataclass(frozen=True, slots=True)
 class Method:
     """One way to exchange gradients.
@@ -140,8 +155,7 @@ class Job:
     methods: tuple[Method, ...]
 
     def __post_init__(self) -> None:
-        if self.task not in TASKS:
-            raise UnknownIdError("task", self.task, sorted(TASKS))
+        task_defaults(self.task)
         for field, least in (("ranks", 2), ("steps", 1), ("batch_size", 1), ("seed", 0)):
             value = getattr(self, field)
             if value < least:

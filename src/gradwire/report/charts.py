@@ -126,10 +126,11 @@ def _svg(figure: Figure, description: str) -> str:
     assert view is not None
     body = re.sub(r"<metadata>.*?</metadata>", "", svg, flags=re.DOTALL)
     body = body[body.index(">", body.index("<svg")) + 1 :].replace("xlink:href", "href")
-    digest = hashlib.blake2b(description.encode(), digest_size=4)
-    body = _with_own_ids(body, f"chart-{digest.hexdigest()}")
+    body = re.sub(r"font-family: [^;]+;", "font-family: inherit;", body)
     for colour, variable in _VARIABLES.items():
         body = body.replace(colour, variable)
+    digest = hashlib.blake2b(description.encode(), digest_size=4)
+    body = _with_own_ids(body, f"chart-{digest.hexdigest()}")
     return f'<svg {view[0]} role="img" aria-label="{description}">{body}'
 
 

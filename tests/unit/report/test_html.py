@@ -57,8 +57,18 @@ def test_html_charts_follow_the_theme_and_are_described(page: str, outline: Outl
     charts = [attrs for tag, attrs in outline.tags if tag == "svg"]
     assert len(charts) == 3
     assert all(c["role"] == "img" and c["aria-label"] for c in charts)
-    colours = set(re.findall(r"#[0-9a-f]{6}", page[page.index("<body") :]))
-    assert colours <= {"#ffffff", "#000000"}
+    body = page[page.index("<body") :]
+    assert re.search(r"#[0-9a-f]{6}\b", body) is None
+    paints = set(re.findall(r"(?:fill|stroke): ([^;\"]+)", body))
+    known = {f"var(--series-{i})" for i in range(4)} | {f"var(--part-{i})" for i in range(4)}
+    assert paints == {"none", "currentColor"} | known
+
+
+def test_html_references_lead_to_something(page: str, outline: Outline):
+    ids = {attrs["id"] for _, attrs in outline.tags if "id" in attrs}
+    named = set(re.findall(r"(?:url\(|href=\")#([^)\"]+)", page))
+    assert named
+    assert named <= ids
 
 
 def test_html_ids_are_unique(outline: Outline):
