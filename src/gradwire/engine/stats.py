@@ -29,7 +29,8 @@ class BucketStats:
             what it owed; estimated from a sample, None where not measured.
         residual_norm: Norm of the bucket's residual, as above.
         gradient_ratio: Norm of what was owed from earlier steps over the norm
-            of the gradient, as above.
+            of the gradient; estimated at every step, from the largest
+            parameter where nothing else is measured.
     """
 
     index: int
