@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import inspect
 from collections.abc import Sequence
 from typing import Any
 
@@ -44,6 +45,14 @@ def wrap(net: nn.Module, plan: Any = "int4", **options: Any) -> tuple[DDP, Synch
     """Wrap a model and attach."""
     ddp = DDP(net, **options)
     return ddp, gradwire.attach(ddp, everywhere(plan) if isinstance(plan, str) else plan)
+
+
+def buckets_of(num_bytes: int, count: int) -> dict[str, Any]:
+    """Return DDP's options for buckets of a size, in the first step too."""
+    size = num_bytes / 2**20
+    if "bucket_cap_mb_list" in inspect.signature(DDP).parameters:
+        return {"bucket_cap_mb_list": [size] * count}
+    return {"bucket_cap_mb": size}  # before PyTorch 2.13 it held in the first step
 
 
 def step(ddp: nn.Module, *inputs: Tensor) -> list[Tensor]:

@@ -117,8 +117,9 @@ class Stats:
     Attributes:
         steps_done: Synchronised backward passes so far, since the very start
             if the state was loaded.
-        forwards: Forward passes DDP has seen, or None; more than `steps_done`
-            where micro-batches run under `no_sync`.
+        forwards: Forward passes with gradients enabled since `attach`, or
+            None; more than there were steps where micro-batches run under
+            `no_sync`.
         recent: The latest steps, oldest first.
         dense: Parameters that are not compressed, and why.
         residual_bytes: Memory the residual takes.
