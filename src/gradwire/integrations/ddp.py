@@ -2,6 +2,7 @@
 
 # No `from __future__ import annotations` here: DDP reads the hook's annotations.
 
+import warnings
 import weakref
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -77,12 +78,20 @@ def attach(
         >>> dist.destroy_process_group()
     """
     ddp = find_ddp(model)
+    if ddp.static_graph:
+        warnings.warn(
+            "DDP(static_graph=True): make one synchronised step before the first no_sync(),"
+            " or DDP fails to reduce gradients",
+            UserWarning,
+            stacklevel=2,
+        )
     mailbox: Mailbox = TorchMailbox(ddp.process_group)
     try:
         chosen, parameters = _agree(ddp, plan, mailbox)
         if link is not None:
             mailbox = ShapedMailbox(mailbox, link)
         reference = weakref.ref(ddp)
+        forwards = _Forwards()
         sync = Synchronizer(
             chosen,
             parameters,
@@ -91,9 +100,10 @@ def attach(
             check_every=check_every,
             on_step=on_step,
             replicas=lambda: _replicas(reference),
-            forwards=lambda: _forwards(reference),
+            forwards=lambda: forwards.count,
         )
         ddp.register_comm_hook(_Hook(sync, ddp), _hook)
+        ddp.register_forward_pre_hook(forwards)
     except BaseException:
         mailbox.close()
         raise
@@ -242,6 +252,16 @@ def _refuse(ddp: DDP) -> None:
         )
 
 
+class _Forwards:
+    """Counts forward passes that will have a backward pass."""
+
+    count = 0
+
+    @torch.compiler.disable  # or a compiled model would be compiled anew for each number
+    def __call__(self, model: nn.Module, inputs: object) -> None:
+        self.count += torch.is_grad_enabled()
+
+
 class _Hook:
     """What DDP keeps for us: the synchronizer, and names by parameter.
 
@@ -253,6 +273,10 @@ class _Hook:
         self._ddp = weakref.ref(ddp)
         self._names = {id(p): name for name, p in _trained(ddp).items()}
         self._steps = 0
+
+    def __reduce__(self) -> tuple[type[None], tuple[()]]:
+        """Become None in a copy of the model: DDP gives copies a reducer without hook."""
+        return type(None), ()
 
     def names(self, bucket: GradBucket) -> tuple[str, ...]:
         """Return the names of a bucket's parameters, in order."""
@@ -301,13 +325,3 @@ def _unwrap(arrived: torch.futures.Future[tuple[Tensor | None, BaseException | N
 def _replicas(reference: weakref.ref[DDP]) -> dict[str, Tensor]:
     ddp = reference()
     return {} if ddp is None else {n: p.detach() for n, p in _trained(ddp).items()}
-
-
-def _forwards(reference: weakref.ref[DDP]) -> int | None:
-    ddp = reference()
-    return None if ddp is None else _iteration(ddp)
-
-
-def _iteration(ddp: DDP) -> int:
-    read: Callable[[], dict[str, int]] = ddp._get_ddp_logging_data  # noqa: SLF001 - no public way
-    return read().get("iteration", 0)
