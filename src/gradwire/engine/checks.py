@@ -52,7 +52,9 @@ class Conservation:
         if bool(wrong.any()):
             place = int(wrong.nonzero()[0])
             raise CollectiveError(
-                "conservation check", group.rank, f"{self._name(place)}: what was sent and what"
+                "conservation check",
+                group.rank,
+                f"{self._name(place)}: what was sent and what"
                 f" arrived differ by {float(error[place]):.3g} (limit {float(limit):.3g})",
             )
 

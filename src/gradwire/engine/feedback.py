@@ -88,7 +88,10 @@ class ErrorFeedback:
             name: self.state.factors.get(name, torch.zeros(shape)).clone()
             for name, shape in self._factor_shapes.items()
         }
-        return {"residual": {name: self.of(name).clone() for name in self.offsets}, "factors": factors}
+        return {
+            "residual": {name: self.of(name).clone() for name in self.offsets},
+            "factors": factors,
+        }
 
     def load(self, saved: Mapping[str, Any], scale: float | None) -> None:
         """Take over residuals (times `scale`; none if it is None) and warm starts.

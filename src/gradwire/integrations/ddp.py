@@ -3,9 +3,8 @@
 # No `from __future__ import annotations` here: DDP reads the hook's annotations.
 
 import weakref
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -15,13 +14,11 @@ from torch.nn.parallel import DistributedDataParallel as DDP
 from gradwire.comm.base import Mailbox
 from gradwire.comm.shaped import Link, ShapedMailbox
 from gradwire.comm.torch_dist import TorchMailbox
-from gradwire.engine.layout import storage_shape
 from gradwire.engine.stats import StepStats
 from gradwire.engine.synchronizer import Synchronizer
-from gradwire.errors import GradwireError, RankMismatchError, SpecError
-from gradwire.key import name_hash
-from gradwire.plan import Parameter, Plan, load_plan
-from gradwire.spec import Entry, ReducerSpec
+from gradwire.integrations.agreement import agree, stranger, trained
+from gradwire.plan import Plan
+from gradwire.spec import ReducerSpec
 
 _WRAPPED_IN = ("_orig_mod", "module", "_forward_module", "model", "strategy")
 _LOOKED_AT_EVERY = 100
@@ -38,7 +35,8 @@ def attach(
     """Compress the gradients of a DistributedDataParallel model from now on.
 
     Call it on every rank, once, after wrapping the model. The training loop
-    stays as it is.
+    stays as it is. Parameters that DDP ignores or averages by itself
+    (`delay_all_reduce_named_params`) are left to it.
 
     Args:
         model: A DDP model, or an object with exactly one inside (compiled, or
@@ -78,7 +76,7 @@ def attach(
     ddp = find_ddp(model)
     mailbox: Mailbox = TorchMailbox(ddp.process_group)
     try:
-        chosen, parameters = _agree(ddp, plan, mailbox)
+        chosen, parameters = agree(ddp, plan, check_every, mailbox)
         if link is not None:
             mailbox = ShapedMailbox(mailbox, link)
         reference = weakref.ref(ddp)
@@ -92,7 +90,9 @@ def attach(
             replicas=lambda: _replicas(reference),
             forwards=lambda: _forwards(reference),
         )
-        ddp.register_comm_hook(_Hook(sync, ddp), _hook)
+        state = _Hook(sync, ddp)
+        ddp.register_comm_hook(state, _hook)
+        ddp.register_forward_pre_hook(state.look_for_strangers)
     except BaseException:
         mailbox.close()
         raise
@@ -146,100 +146,6 @@ def _ddps(thing: object, depth: int) -> Iterator[DDP]:
                 yield from _ddps(inner, depth - 1)
 
 
-def _agree(
-    ddp: DDP, plan: Plan | ReducerSpec | str | Path | None, mailbox: Mailbox
-) -> tuple[Plan, list[Parameter]]:
-    """Read plan and parameters here, and make sure that all ranks read the same."""
-    problem: Exception | None = None
-    chosen, parameters = Plan(()), []
-    try:
-        chosen = load_plan(plan)
-        parameters = _parameters(ddp)
-        _refuse(ddp)
-    except (GradwireError, TypeError) as error:
-        problem = error
-    mine = {
-        "problem": str(problem) if problem else "",
-        "plan": chosen.digest(),
-        "parameters": [tuple(p) for p in parameters],
-    }
-    everyone = [v for v in mailbox.gather_objects(mine) if isinstance(v, dict)]
-    if problem is not None:
-        raise problem
-    digests = {r: str(v["plan"]) for r, v in enumerate(everyone)}
-    for rank, theirs in enumerate(everyone):
-        difference = _difference(everyone[0], theirs, rank)
-        if difference:
-            raise RankMismatchError("attach", mailbox.rank, difference, digests)
-    return chosen, parameters
-
-
-def _difference(first: Mapping[str, Any], theirs: Mapping[str, Any], rank: int) -> str | None:
-    """Say how a rank's reading differs from rank 0's, or return None."""
-    for number, reading in ((0, first), (rank, theirs)):
-        if reading["problem"]:
-            return f"rank {number} refused: {reading['problem']}"
-    if first["plan"] != theirs["plan"]:
-        return f"plans differ: digest {first['plan']} on rank 0, {theirs['plan']} on rank {rank}"
-    ours, others = first["parameters"], theirs["parameters"]
-    if len(ours) != len(others):
-        return f"{len(ours)} parameters on rank 0, {len(others)} on rank {rank}"
-    for a, b in zip(ours, others, strict=True):
-        if a != b:
-            return f"parameters differ: {Parameter(*a)} on rank 0, {Parameter(*b)} on rank {rank}"
-    return None
-
-
-def _trained(ddp: DDP) -> dict[str, nn.Parameter]:
-    """Return the parameters DDP synchronises, by name."""
-    ignored = set(ddp.parameters_to_ignore) | {
-        f"module.{name}" for name in ddp.parameters_to_ignore
-    }
-    return {
-        name: p
-        for name, p in ddp.module.named_parameters()
-        if p.requires_grad and name not in ignored
-    }
-
-
-def _parameters(ddp: DDP) -> list[Parameter]:
-    sparse = {
-        id(module.weight)
-        for module in ddp.module.modules()
-        if isinstance(module, (nn.Embedding, nn.EmbeddingBag)) and module.sparse
-    }
-    return [
-        Parameter(
-            name,
-            Entry(name_hash(name), storage_shape(p)),
-            str(p.dtype).removeprefix("torch."),
-            id(p) in sparse,
-        )
-        for name, p in _trained(ddp).items()
-    ]
-
-
-def _refuse(ddp: DDP) -> None:
-    """Refuse, in words, what cannot be combined with a hook."""
-    for name, p in _trained(ddp).items():
-        if p.device.type != "cpu":
-            raise SpecError(f"device of {name}", str(p.device), "the CPU: GPU back ends are to come")
-        if getattr(p, "_in_backward_optimizers", None):
-            raise SpecError(
-                f"optimizer of {name}",
-                "inside backward",
-                "outside of it: it would step before gradients are averaged",
-            )
-    if ddp.mixed_precision is not None:
-        raise SpecError("DDP(mixed_precision)", "set", "None: it brings a hook of its own")
-    if getattr(torch._dynamo.config, "optimize_ddp", None) == "python_reducer":  # noqa: SLF001
-        raise SpecError(
-            "torch._dynamo.config.optimize_ddp",
-            "python_reducer",
-            "True or False: that reducer does not use hooks",
-        )
-
-
 class _Hook:
     """What DDP keeps for us: the synchronizer, and names by parameter.
 
@@ -248,28 +154,22 @@ class _Hook:
 
     def __init__(self, sync: Synchronizer, ddp: DDP) -> None:
         self.sync = sync
-        self._ddp = weakref.ref(ddp)
-        self._names = {id(p): name for name, p in _trained(ddp).items()}
-        self._steps = 0
+        self._names = {id(p): name for name, p in trained(ddp).items()}
+        self._forwards = 0
 
     def names(self, bucket: dist.GradBucket) -> tuple[str, ...]:
         """Return the names of a bucket's parameters, in order."""
-        if bucket.index() == 0:
-            if self._steps % _LOOKED_AT_EVERY < 3:  # noqa: PLR2004 - soon after wrapping, then rarely
-                self._look_for_strangers()
-            self._steps += 1
         return tuple(self._names[id(p)] for p in bucket.parameters())
 
-    def _look_for_strangers(self) -> None:
-        ddp = self._ddp()
-        for name, p in _trained(ddp).items() if ddp is not None else ():
-            if id(p) not in self._names:
-                raise SpecError(
-                    f"parameter {name}",
-                    "new",
-                    "one of those DDP was built with, and would not be synchronised:"
-                    " wrap the model again after replacing or unfreezing parameters",
-                )
+    def look_for_strangers(self, ddp: DDP, _inputs: object) -> None:
+        """Refuse parameters that came after attaching; run before a forward pass."""
+        if torch.compiler.is_compiling():
+            return
+        if self._forwards % _LOOKED_AT_EVERY < 3:  # noqa: PLR2004 - at the start, then rarely
+            for name, p in trained(ddp).items():
+                if id(p) not in self._names:
+                    raise stranger(name)
+        self._forwards += 1
 
 
 def _hook(state: _Hook, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
@@ -298,7 +198,7 @@ def _unwrap(arrived: torch.futures.Future[tuple[Tensor | None, BaseException | N
 
 def _replicas(reference: weakref.ref[DDP]) -> dict[str, Tensor]:
     ddp = reference()
-    return {} if ddp is None else {n: p.detach() for n, p in _trained(ddp).items()}
+    return {} if ddp is None else {n: p.detach() for n, p in trained(ddp).items()}
 
 
 def _forwards(reference: weakref.ref[DDP]) -> int | None:
