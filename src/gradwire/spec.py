@@ -20,6 +20,9 @@ from gradwire.registry import Registry
 MAX_STRETCH = 1 << 30
 """Longest stretch with indices of its own; keeps 32-bit indices non-negative."""
 
+_STABLE_BITS = 3
+"""From here on the relative variance of stochastic levels is well below 1."""
+
 MAX_BITS = 8
 """Most bits a packed code can have."""
 
@@ -279,6 +282,16 @@ class TwoPhase:
 
     Each rank moves `2 (N - 1) / N` payloads, whatever the number of ranks.
 
+    The owner answers for the second rounding with `N` times its error, so
+    feedback is stable only while the relative variance of the second codec is
+    below a half: the mean travels in 4 bits where the codec has fewer than 3.
+
+    Attributes:
+        codec: How gradients travel to the owner of their shard.
+        feedback: Whether what was lost is owed in the next step.
+        second: How means travel back; None chooses the codec itself, or 4
+            bits where that is too coarse.
+
     Example:
         >>> spec = TwoPhase(Quantize(4))
         >>> spec.transfers([Entry(0, (512,))], world_size=2, rank=0)
@@ -288,12 +301,29 @@ class TwoPhase:
     id: ClassVar[str] = "two_phase"
     codec: CodecSpec
     feedback: bool = True
+    second: CodecSpec | None = None
 
     def __post_init__(self) -> None:
-        if isinstance(self.codec, Sparse):
+        for codec in (self.codec, self.mean_codec):
+            if isinstance(codec, Sparse):
+                raise SpecError(
+                    "TwoPhase.codec", codec, "a codec whose sums stay as dense as its input"
+                )
+        if self.codec.block_size % self.mean_codec.block_size:
             raise SpecError(
-                "TwoPhase.codec", self.codec, "a codec whose sums stay as dense as its input"
+                "TwoPhase.second", self.second, "of a block size that divides the codec's"
             )
+        _check_feedback(self)
+
+    @property
+    def mean_codec(self) -> CodecSpec:
+        """How means travel back to all ranks."""
+        if self.second is not None:
+            return self.second
+        is_coarse = isinstance(self.codec, Sign) or (
+            isinstance(self.codec, Quantize) and self.codec.bits < _STABLE_BITS
+        )
+        return Quantize(_STABLE_BITS + 1, block_size=GROUP) if is_coarse else self.codec
 
     def shards(self, entries: Sequence[Entry], owner: int, world_size: int) -> list[Stretch]:
         """Return the stretch of each entry that rank `owner` averages."""
@@ -306,14 +336,35 @@ class TwoPhase:
         """Return the exchange of shards and the exchange of their means."""
         if world_size == 1:
             return ()
-        sizes = [
-            self.codec.num_bytes(
-                [s.numel for s in self.shards(entries, owner, world_size) if s.numel]
-            )
+        numels = [
+            [s.numel for s in self.shards(entries, owner, world_size) if s.numel]
             for owner in range(world_size)
         ]
-        others, own = sum(sizes) - sizes[rank], sizes[rank] * (world_size - 1)
-        return Transfer(others, own), Transfer(own, others)
+        return tuple(
+            Transfer(*(sizes if is_first else reversed(sizes)))
+            for is_first, codec in ((True, self.codec), (False, self.mean_codec))
+            for sizes in [_spread_and_collect([codec.num_bytes(n) for n in numels], rank)]
+        )
+
+
+def _spread_and_collect(sizes: Sequence[int], rank: int) -> tuple[int, int]:
+    """Bytes of the others' shards, and of the own shard once for each other rank."""
+    return sum(sizes) - sizes[rank], sizes[rank] * (len(sizes) - 1)
+
+
+def _check_feedback(spec: TwoPhase | Broadcast) -> None:
+    """Refuse feedback where each step loses more than it owed, and residuals grow for ever."""
+    codec = spec.codec
+    if not (spec.feedback and isinstance(codec, Quantize)) or codec.bits >= _STABLE_BITS:
+        return
+    if codec.bits == 1:
+        raise SpecError(f"{type(spec).__name__}.codec", codec, "stable with feedback: use Sign")
+    if codec.rounding == "stochastic":
+        raise SpecError(
+            f"{type(spec).__name__}.codec",
+            codec,
+            "stable with feedback: use rounding='nearest', or feedback=False",
+        )
 
 
 def stretches(numel: int) -> list[Stretch]:
@@ -345,6 +396,9 @@ class Broadcast:
     id: ClassVar[str] = "broadcast"
     codec: CodecSpec
     feedback: bool = True
+
+    def __post_init__(self) -> None:
+        _check_feedback(self)
 
     def transfers(
         self, entries: Sequence[Entry], world_size: int, rank: int
@@ -427,20 +481,24 @@ def parse_reducer(text: str) -> ReducerSpec:
         SpecError: The number is no number, or out of range.
 
     Example:
-        >>> parse_reducer("int4")
-        TwoPhase(codec=Quantize(bits=4, block_size=256, rounding='stochastic'), feedback=True)
+        >>> parse_reducer("int4")  # doctest: +ELLIPSIS
+        TwoPhase(codec=Quantize(bits=4, ...), feedback=True, second=None)
     """
     form, _, how = text.partition("@")
     name, _, number = form.partition(":")
-    if name == "low_rank":
-        return LowRank(int(_parameter(text, number, 1)))
+    if name == "low_rank" and not how:
+        rank = _parameter(text, number, 1)
+        if rank != int(rank):
+            raise SpecError("LowRank.matrix_rank", rank, "a whole number")
+        return LowRank(int(rank))
     if name in ("none", "bf16") and not how:
         return AllReduce("float32" if name == "none" else "bfloat16")
     codec = _parse_codec(text, name, number)
     reducer = how or ("broadcast" if isinstance(codec, Sparse) else "two_phase")
     if reducer not in ("broadcast", "two_phase"):
         raise UnknownIdError("reducer", reducer, ["broadcast", "two_phase"])
-    feedback = not (isinstance(codec, Float) and codec.format in _DENSE)
+    is_exact = isinstance(codec, Float) and codec.format in _DENSE
+    feedback = not is_exact and codec != Quantize(1)
     return Broadcast(codec, feedback) if reducer == "broadcast" else TwoPhase(codec, feedback)
 
 
@@ -457,7 +515,8 @@ def _parse_codec(text: str, name: str, number: str) -> CodecSpec:
     if name == "sign" and not number:
         return Sign()
     if name.startswith("int") and name[3:].isdigit() and not number:
-        return Quantize(int(name[3:]))
+        bits = int(name[3:])
+        return Quantize(bits, rounding="nearest" if bits == 2 else "stochastic")  # noqa: PLR2004 - see _check_feedback
     if name == "topk":
         return Sparse(_parameter(text, number, 0.01), "exact")
     if name == "threshold":
@@ -517,8 +576,9 @@ def _from_dict(registry: Registry[type[Any]], data: dict[str, Any]) -> Any:  # n
     unknown = sorted(set(values) - names)
     if unknown:
         raise SpecError(f"{cls.__name__} field", unknown[0], "one of: " + ", ".join(sorted(names)))
-    if "codec" in values:
-        values["codec"] = _from_dict(CODEC_SPECS, values["codec"])
+    for name in ("codec", "second"):
+        if values.get(name) is not None:
+            values[name] = _from_dict(CODEC_SPECS, values[name])
     try:
         return cls(**values)
     except TypeError as error:
@@ -537,7 +597,7 @@ def spec_key(spec: ReducerSpec) -> str:
     changed = {
         f.name: getattr(inner, f.name)
         for f in fields(inner)
-        if f.name not in ("block_size", "feedback", "warm_start")
+        if f.name not in ("block_size", "feedback", "warm_start", "second")
         and getattr(inner, f.name) != f.default
     }
     details = " ".join(f"{k}={v}" for k, v in changed.items())

@@ -104,5 +104,5 @@ def check_replicas(parameters: Mapping[str, Tensor], step: int, group: Collectiv
 
 
 def _digest(tensor: Tensor) -> bytes:
-    data = tensor.detach().contiguous().view(-1).view(torch.uint8).numpy()
+    data = tensor.detach().contiguous().view(-1).view(torch.uint8).numpy().data
     return hashlib.blake2b(data, digest_size=_DIGEST_BYTES).digest()

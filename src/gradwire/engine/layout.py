@@ -105,10 +105,11 @@ def storage_shape(tensor: torch.Tensor) -> tuple[int, ...]:
         >>> storage_shape(weight)
         (8, 3, 3, 4)
     """
-    dims = sorted(range(tensor.dim()), key=lambda d: (-tensor.stride(d), d))
+    strides = tensor.stride()
+    dims = sorted(range(tensor.dim()), key=lambda d: (-strides[d], d))
     expected = 1
     for d in reversed(dims):
-        if tensor.shape[d] > 1 and tensor.stride(d) != expected:
+        if tensor.shape[d] > 1 and strides[d] != expected:
             dims = sorted(dims)  # neither dense nor a permutation: DDP makes it contiguous
             break
         expected *= tensor.shape[d]

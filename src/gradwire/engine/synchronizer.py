@@ -146,9 +146,8 @@ class Synchronizer:
         run = self._run(bucket, buffer)
         tasks = run.tasks(self._channel)
         if self._is_checked(step.number) and not step.runs:
-            tasks.append(
-                check_replicas(self._replicas(), step.number, self._channel(self._mailbox))
-            )
+            group = self._channel(self._mailbox)
+            tasks.append(check_replicas(self._replicas(), step.number, group))
         with self._lock:
             step.runs.append(run)
             step.unfinished += 1

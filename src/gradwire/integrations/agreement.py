@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 from torch import nn
-from torch.nn.parallel import DistributedDataParallel as DDP
+from torch.nn.parallel import DistributedDataParallel as DDP  # noqa: N817 - as everyone calls it
 
 from gradwire.comm.base import Mailbox
 from gradwire.engine.layout import storage_shape
@@ -77,6 +77,12 @@ def _difference(first: Mapping[str, Any], theirs: Mapping[str, Any], rank: int) 
     return None
 
 
+def logged(ddp: DDP, what: str) -> int:
+    """Return one of the numbers that DDP keeps of itself; 0 before it has any."""
+    read: Callable[[], dict[str, int]] = ddp._get_ddp_logging_data  # noqa: SLF001 - no public way
+    return read().get(what, 0)
+
+
 def trained(ddp: DDP) -> dict[str, nn.Parameter]:
     """Return the parameters that DDP synchronises and our hook sees, by name."""
     return {
@@ -126,9 +132,7 @@ def _refuse(ddp: DDP) -> None:
     _refuse_strangers(ddp)
     for name, p in trained(ddp).items():
         if p.device.type != "cpu":
-            raise SpecError(
-                f"device of {name}", str(p.device), "the CPU: GPU back ends are to come"
-            )
+            raise SpecError(f"device of {name}", str(p.device), "the CPU; GPUs are not served yet")
         if getattr(p, "_in_backward_optimizers", None):
             raise SpecError(
                 f"optimizer of {name}",
@@ -152,7 +156,7 @@ def _refuse_strangers(ddp: DDP) -> None:
     for name, p in parameters.items():
         if id(p) not in known:
             raise stranger(name)
-    wrapped = int(ddp._get_ddp_logging_data()["num_parameter_tensors"])  # noqa: SLF001
+    wrapped = logged(ddp, "num_parameter_tensors")
     if wrapped != len(parameters):
         raise SpecError(
             "number of trained parameters",

@@ -7,16 +7,16 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
-from torch.nn.parallel import DistributedDataParallel as DDP
+from torch._C._distributed_c10d import GradBucket
+from torch.nn.parallel import DistributedDataParallel as DDP  # noqa: N817 - as everyone calls it
 
 from gradwire.comm.base import Mailbox
 from gradwire.comm.shaped import Link, ShapedMailbox
 from gradwire.comm.torch_dist import TorchMailbox
 from gradwire.engine.stats import StepStats
 from gradwire.engine.synchronizer import Synchronizer
-from gradwire.integrations.agreement import agree, stranger, trained
+from gradwire.integrations.agreement import agree, logged, stranger, trained
 from gradwire.plan import Plan
 from gradwire.spec import ReducerSpec
 
@@ -63,6 +63,7 @@ def attach(
 
     Example:
         >>> import tempfile
+        >>> import torch.distributed as dist
         >>> store = dist.FileStore(tempfile.mktemp(), 1)
         >>> dist.init_process_group("gloo", store=store, rank=0, world_size=1)
         >>> ddp = DDP(nn.Linear(64, 32))
@@ -129,7 +130,8 @@ def find_ddp(model: object) -> DDP:
         )
     inside = ", ".join(type(ddp.module).__name__ for ddp in found.values())
     raise TypeError(
-        f"{len(found)} DistributedDataParallel models in {kind} (of {inside}); attach each by itself"
+        f"{len(found)} DistributedDataParallel models in {kind} (of {inside});"
+        " attach each by itself"
     )
 
 
@@ -157,7 +159,7 @@ class _Hook:
         self._names = {id(p): name for name, p in trained(ddp).items()}
         self._forwards = 0
 
-    def names(self, bucket: dist.GradBucket) -> tuple[str, ...]:
+    def names(self, bucket: GradBucket) -> tuple[str, ...]:
         """Return the names of a bucket's parameters, in order."""
         return tuple(self._names[id(p)] for p in bucket.parameters())
 
@@ -172,7 +174,7 @@ class _Hook:
         self._forwards += 1
 
 
-def _hook(state: _Hook, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
+def _hook(state: _Hook, bucket: GradBucket) -> torch.futures.Future[Tensor]:
     """Start averaging a bucket; DDP calls this once per bucket, in order."""
     arrived: torch.futures.Future[tuple[Tensor | None, BaseException | None]] = (
         torch.futures.Future()
@@ -203,4 +205,4 @@ def _replicas(reference: weakref.ref[DDP]) -> dict[str, Tensor]:
 
 def _forwards(reference: weakref.ref[DDP]) -> int | None:
     ddp = reference()
-    return None if ddp is None else int(ddp._get_ddp_logging_data().get("iteration", 0))  # noqa: SLF001
+    return None if ddp is None else logged(ddp, "iteration")

@@ -486,7 +486,7 @@ def _encode_float(value: Tensor, format: FloatFormat, block_size: int) -> Encode
     clean = torch.where(finite, v, 0)
     if format in ("float32", "bfloat16"):
         scale = v.new_empty(0)
-        short = torch.where(finite, clean, torch.nan).to(_TORCH_FORMATS[format])
+        short = clean.to(_TORCH_FORMATS[format]).masked_fill(~finite, torch.nan)
         decoded = short.to(torch.float32)
     elif format == "float16":
         scale, inverse = _float16_scale(r)

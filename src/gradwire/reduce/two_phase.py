@@ -26,6 +26,7 @@ class TwoPhaseReducer:
     def __init__(self, spec: TwoPhase) -> None:
         self.spec = spec
         self._codec = build(spec.codec)
+        self._mean_codec = build(spec.mean_codec)
 
     def part(self, slots: tuple[Slot, ...], world_size: int) -> Part:
         """See `Reducer.part`."""
@@ -61,9 +62,11 @@ class TwoPhaseReducer:
         codec.decode(rows, shards[rank], out, group.world_size)
 
         second = key._replace(part=1)
-        mean = codec.encode(out, shards[rank], second, residual, gain=group.world_size)
-        # The buffers that shards were sent from have the sizes of the means to come.
-        payloads[rank] = mean
-        yield from group.all_to_all(payloads, [mean] * group.world_size)
-        for payload, shard in zip(payloads, shards, strict=True):
+        codec = self._mean_codec
+        gain = float(group.world_size)
+        mean = codec.encode(out, shards[rank], second, residual, gain)
+        sizes = [self._mean_codec.spec.num_bytes(shard.numels) for shard in shards]
+        means = [mean if r == rank else mean.new_empty(n) for r, n in enumerate(sizes)]
+        yield from group.all_to_all(means, [mean] * group.world_size)
+        for payload, shard in zip(means, shards, strict=True):
             codec.decode(payload[None], shard, out)

@@ -1,0 +1,339 @@
+"""The native CPU kernels: a C++ library with a plain C interface, called by ctypes.
+
+`ctypes.CDLL` drops the interpreter lock around every call. The library keeps
+no state, starts no threads and allocates nothing.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gradwire.errors import GradwireError
+from gradwire.kernels import ops, reference_sparse
+from gradwire.spec import FLOAT_BYTES, Float, FloatFormat, Quantize, Sign
+
+ISA_LEVELS = ("baseline", "x86-64-v3", "x86-64-v4")
+"""Instruction sets the library is compiled for, by number."""
+
+_PATH = Path(__file__).parent / "native" / "libgradwire.so"
+_FORMATS = {name: number for number, name in enumerate(FLOAT_BYTES)}
+_POINTER = ctypes.c_void_p
+_INT = ctypes.c_int
+_LONG = ctypes.c_int64
+_FLOAT = ctypes.c_float
+_ENCODE_HEAD = (_POINTER, _LONG, _POINTER, _LONG)
+_ENCODE_TAIL = (_POINTER, _LONG, _FLOAT, _POINTER, _LONG)
+_DECODE_HEAD = (_POINTER, _LONG, _LONG, _POINTER, _LONG)
+_DECODE_TAIL = (_FLOAT, _INT, _POINTER, _LONG)
+_ARGUMENTS: dict[str, tuple[Any, ...]] = {
+    "gw_quantize_encode": (*_ENCODE_HEAD, ctypes.c_uint64, _INT, _INT, _INT, *_ENCODE_TAIL),
+    "gw_quantize_decode": (*_DECODE_HEAD, _INT, _INT, *_DECODE_TAIL),
+    "gw_sign_encode": (*_ENCODE_HEAD, _INT, *_ENCODE_TAIL),
+    "gw_sign_decode": (*_DECODE_HEAD, _INT, *_DECODE_TAIL),
+    "gw_float_encode": (*_ENCODE_HEAD, _INT, _INT, *_ENCODE_TAIL),
+    "gw_float_decode": (*_DECODE_HEAD, _INT, _INT, *_DECODE_TAIL),
+    "gw_sparse_threshold": (*_ENCODE_HEAD, _POINTER, _LONG, ctypes.c_double, _POINTER),
+    "gw_sparse_encode": (*_ENCODE_HEAD, _POINTER, _POINTER, *_ENCODE_TAIL),
+    "gw_sparse_decode": (*_DECODE_HEAD, _POINTER, *_DECODE_TAIL),
+    "gw_hadamard": (_POINTER, _POINTER, _LONG, _LONG, _FLOAT),
+    "gw_best_isa": (),
+    "gw_isa": (),
+    "gw_set_isa": (_INT,),
+}
+
+
+def _load() -> ctypes.CDLL | str:
+    """Return the library, or why there is none."""
+    if not _PATH.is_file():
+        return f"{_PATH.name} was not built: the package was installed without a C++ compiler"
+    try:
+        library = ctypes.CDLL(str(_PATH))
+    except OSError as error:
+        return f"{_PATH.name} cannot be loaded: {error}"
+    for name, arguments in _ARGUMENTS.items():
+        function = getattr(library, name)
+        function.argtypes = arguments
+        function.restype = _LONG
+    return library
+
+
+_LIBRARY = _load()
+
+
+def missing() -> str | None:
+    """Return why the native library cannot be used, or None."""
+    return _LIBRARY if isinstance(_LIBRARY, str) else None
+
+
+def library() -> ctypes.CDLL:
+    """Return the loaded library. Call it only where `missing()` is None."""
+    assert not isinstance(_LIBRARY, str)
+    return _LIBRARY
+
+
+def best_isa() -> int:
+    """Return the highest level in `ISA_LEVELS` that this processor has."""
+    return int(library().gw_best_isa())
+
+
+def isa() -> int:
+    """Return the level in use, an index into `ISA_LEVELS`."""
+    return int(library().gw_isa())
+
+
+def set_isa(level: int) -> None:
+    """Use another level; results are the same.
+
+    Raises:
+        GradwireError: This processor has no such level.
+    """
+    if library().gw_set_isa(level):
+        raise GradwireError(f"instruction level {level} is not between 0 and {best_isa()}")
+
+
+def _encode(
+    function: Callable[..., int],
+    x: Tensor,
+    segments: Tensor,
+    residual: Tensor | None,
+    gain: float,
+    payload: Tensor,
+    *details: int,
+) -> int:
+    pointer, values = (None, 0) if residual is None else (residual.data_ptr(), residual.numel())
+    return function(
+        x.data_ptr(),
+        x.numel(),
+        segments.data_ptr(),
+        segments.shape[0],
+        *details,
+        pointer,
+        values,
+        gain,
+        payload.data_ptr(),
+        payload.numel(),
+    )
+
+
+def _decode(
+    function: Callable[..., int],
+    payloads: Tensor,
+    segments: Tensor,
+    divisor: float,
+    accumulate: bool,
+    out: Tensor,
+    *details: int,
+) -> int:
+    return function(
+        payloads.data_ptr(),
+        *payloads.shape,
+        segments.data_ptr(),
+        segments.shape[0],
+        *details,
+        divisor,
+        accumulate,
+        out.data_ptr(),
+        out.numel(),
+    )
+
+
+def _refuse(
+    op: str,
+    spec: Quantize | Sign | Float,
+    payload: Tensor,
+    segments: Tensor,
+    x: Tensor,
+    residual: Tensor | None = None,
+) -> None:
+    """Raise the error for arguments that the library found not to fit together."""
+    rows = ops.check_rows(segments, x, residual, spec.block_size)
+    ops.check_size(op, payload, spec.num_bytes([row[2] for row in rows]))
+    raise AssertionError(op)
+
+
+def quantize_encode(
+    x: Tensor,
+    segments: Tensor,
+    stream: int,
+    bits: int,
+    block_size: int,
+    nearest: bool,
+    residual: Tensor | None,
+    gain: float,
+    payload: Tensor,
+) -> None:
+    """See `reference.quantize_encode`."""
+    function = library().gw_quantize_encode
+    details = (stream, bits, block_size, nearest)
+    if _encode(function, x, segments, residual, gain, payload, *details):
+        spec = Quantize(bits, block_size)
+        _refuse("quantize_encode", spec, payload, segments, x, residual)
+
+
+def quantize_decode(
+    payloads: Tensor,
+    segments: Tensor,
+    bits: int,
+    block_size: int,
+    divisor: float,
+    accumulate: bool,
+    out: Tensor,
+) -> None:
+    """See `reference.quantize_decode`."""
+    function = library().gw_quantize_decode
+    if _decode(function, payloads, segments, divisor, accumulate, out, bits, block_size):
+        _refuse("quantize_decode", Quantize(bits, block_size), payloads, segments, out)
+
+
+def sign_encode(
+    x: Tensor,
+    segments: Tensor,
+    block_size: int,
+    residual: Tensor | None,
+    gain: float,
+    payload: Tensor,
+) -> None:
+    """See `reference.sign_encode`."""
+    function = library().gw_sign_encode
+    if _encode(function, x, segments, residual, gain, payload, block_size):
+        _refuse("sign_encode", Sign(block_size), payload, segments, x, residual)
+
+
+def sign_decode(
+    payloads: Tensor,
+    segments: Tensor,
+    block_size: int,
+    divisor: float,
+    accumulate: bool,
+    out: Tensor,
+) -> None:
+    """See `reference.sign_decode`."""
+    function = library().gw_sign_decode
+    if _decode(function, payloads, segments, divisor, accumulate, out, block_size):
+        _refuse("sign_decode", Sign(block_size), payloads, segments, out)
+
+
+def float_encode(
+    x: Tensor,
+    segments: Tensor,
+    format: FloatFormat,  # noqa: A002 - the spec's word
+    block_size: int,
+    residual: Tensor | None,
+    gain: float,
+    payload: Tensor,
+) -> None:
+    """See `reference.float_encode`."""
+    function = library().gw_float_encode
+    details = (_FORMATS[format], block_size)
+    if _encode(function, x, segments, residual, gain, payload, *details):
+        _refuse("float_encode", Float(format, block_size), payload, segments, x, residual)
+
+
+def float_decode(
+    payloads: Tensor,
+    segments: Tensor,
+    format: FloatFormat,  # noqa: A002 - the spec's word
+    block_size: int,
+    divisor: float,
+    accumulate: bool,
+    out: Tensor,
+) -> None:
+    """See `reference.float_decode`."""
+    function = library().gw_float_decode
+    details = (_FORMATS[format], block_size)
+    if _decode(function, payloads, segments, divisor, accumulate, out, *details):
+        _refuse("float_decode", Float(format, block_size), payloads, segments, out)
+
+
+def sparse_threshold(
+    x: Tensor, segments: Tensor, residual: Tensor | None, density: float
+) -> Tensor:
+    """See `reference_sparse.sparse_threshold`."""
+    thresholds = torch.empty(segments.shape[0])
+    pointer, values = (None, 0) if residual is None else (residual.data_ptr(), residual.numel())
+    if library().gw_sparse_threshold(
+        x.data_ptr(),
+        x.numel(),
+        segments.data_ptr(),
+        segments.shape[0],
+        pointer,
+        values,
+        density,
+        thresholds.data_ptr(),
+    ):
+        ops.check_rows(segments, x, residual)
+    return thresholds
+
+
+def _refuse_sparse(
+    op: str,
+    payload: Tensor,
+    segments: Tensor,
+    capacities: Tensor,
+    x: Tensor,
+    residual: Tensor | None = None,
+) -> None:
+    rows = ops.check_rows(segments, x, residual)
+    limits = ops.check_capacities(rows, capacities.tolist())
+    ops.check_size(op, payload, reference_sparse.num_bytes(limits))
+    raise AssertionError(op)
+
+
+def sparse_encode(
+    x: Tensor,
+    segments: Tensor,
+    thresholds: Tensor,
+    capacities: Tensor,
+    residual: Tensor | None,
+    gain: float,
+    payload: Tensor,
+) -> None:
+    """See `reference_sparse.sparse_encode`."""
+    function = library().gw_sparse_encode
+    details = (thresholds.data_ptr(), capacities.data_ptr())
+    if _encode(function, x, segments, residual, gain, payload, *details):
+        _refuse_sparse("sparse_encode", payload, segments, capacities, x, residual)
+
+
+def sparse_decode(
+    payloads: Tensor,
+    segments: Tensor,
+    capacities: Tensor,
+    divisor: float,
+    accumulate: bool,
+    out: Tensor,
+) -> None:
+    """See `reference_sparse.sparse_decode`."""
+    function = library().gw_sparse_decode
+    details = (capacities.data_ptr(),)
+    status = _decode(function, payloads, segments, divisor, accumulate, out, *details)
+    if status > 0:
+        raise GradwireError(reference_sparse.malformed(status - 1))
+    if status:
+        _refuse_sparse("sparse_decode", payloads, segments, capacities, out)
+
+
+def hadamard(x: Tensor, block_size: int, out: Tensor) -> None:
+    """See `reference.hadamard`."""
+    blocks = x.numel() // block_size
+    library().gw_hadamard(x.data_ptr(), out.data_ptr(), blocks, block_size, block_size**-0.5)
+
+
+KERNELS: dict[str, Callable[..., Tensor | None]] = {
+    "quantize_encode": quantize_encode,
+    "quantize_decode": quantize_decode,
+    "sign_encode": sign_encode,
+    "sign_decode": sign_decode,
+    "float_encode": float_encode,
+    "float_decode": float_decode,
+    "sparse_threshold": sparse_threshold,
+    "sparse_encode": sparse_encode,
+    "sparse_decode": sparse_decode,
+    "hadamard": hadamard,
+}

@@ -1,0 +1,230 @@
+// Shorter floats, rounded to nearest and ties to even.
+#pragma once
+#include "block.h"
+
+namespace GW_LEVEL {
+
+// Codes of a float with `Mantissa` bits and exponent bias `Bias`; magnitudes
+// must not exceed its largest value.
+template <int Mantissa, int Bias>
+GW_INLINE Words to_short(Floats v) {
+  constexpr int kDrop = 23 - Mantissa, kWidth = Mantissa == 10 ? 16 : 8;
+  const Words all = (Words)v;
+  const Words sign = (all >> (32 - kWidth)) & splat_words(1u << (kWidth - 1));
+  const Words bits = all & splat_words(kMagnitude);
+  Words normal = bits + splat_words((1u << (kDrop - 1)) - 1) + ((bits >> kDrop) & splat_words(1));
+  normal = (normal >> kDrop) - splat_words((127 - Bias) << Mantissa);
+  // Added to a float whose last bit is worth the smallest subnormal.
+  constexpr uint32_t kExponent = 1 - Bias - Mantissa + 23 + 127;
+  const Words base = splat_words(kExponent << 23);
+  const Words subnormal = (Words)((Floats)bits + (Floats)base) - base;
+  const Ints small = (Ints)bits < splat_ints((1 - Bias + 127) << 23);
+  return (Words)(small ? (Ints)subnormal : (Ints)normal) | sign;
+}
+
+template <int Mantissa, int Bias>
+GW_INLINE Floats from_short(Words code) {
+  constexpr int kDrop = 23 - Mantissa, kWidth = Mantissa == 10 ? 16 : 8;
+  const Words bits = code & splat_words((1u << (kWidth - 1)) - 1);
+  const Words sign = (code & splat_words(1u << (kWidth - 1))) << (32 - kWidth);
+  const Words normal = (bits << kDrop) + splat_words((127 - Bias) << 23);
+  constexpr uint32_t kExponent = 1 - Bias - Mantissa + 127;
+  const Floats subnormal = to_floats((Ints)bits) * (Floats)splat_words(kExponent << 23);
+  const Ints small = (Ints)bits < splat_ints(1 << Mantissa);
+  return (Floats)((Words)(small ? (Ints)subnormal : (Ints)normal) | sign);
+}
+
+GW_INLINE void store_halves(uint8_t* p, Words v) {
+  const Halves h = __builtin_convertvector(v, Halves);
+  memcpy(p, &h, 16);
+}
+GW_INLINE Words load_halves(const uint8_t* p) {
+  Halves h;
+  memcpy(&h, p, 16);
+  return __builtin_convertvector(h, Words);
+}
+
+// What the formats share; `Format` converts 32 values at a time.
+template <class Format, int kWidth>
+struct FloatCodec {
+  static constexpr int64_t kGroupBytes = kGroup * kWidth;
+
+  template <Feedback F>
+  GW_INLINE void encode_group(const float* x, float* e, uint8_t* codes, const Block& b) {
+    for (int64_t i = 0; i < kGroup; i += 32) {
+      Floats v[4], decoded[4];
+      for (int k = 0; k < 4; k++) v[k] = owed<F>(x + i + 8 * k, at<F>(e, i + 8 * k));
+      Format::narrow(v, codes + i * kWidth, b, decoded);
+      for (int k = 0; k < 4; k++) keep<F>(at<F>(e, i + 8 * k), v[k], decoded[k], splat(b.gain));
+      __builtin_prefetch(x + i + 512);
+      __builtin_prefetch(x + i + 528);
+    }
+  }
+  template <Feedback F>
+  GW_INLINE void encode_groups(const float* x, float* e, uint8_t* codes, const Block& b, int64_t groups) {
+    for (int64_t g = 0; g < groups; g++)
+      encode_group<F>(x + g * kGroup, at<F>(e, g * kGroup), codes + g * kGroupBytes, b);
+  }
+  template <Feedback F>
+  GW_INLINE void encode_part(const float* x, float* e, int64_t numel, uint8_t* codes, const Block& b, int64_t) {
+    encode_padded<Format, F>(x, e, numel, codes, b);
+  }
+  GW_INLINE int64_t tail_bytes(int64_t numel) { return numel * kWidth; }
+  GW_INLINE void narrow_tail(const uint8_t* from, int64_t numel, uint8_t* codes) {
+    memcpy(codes, from, numel * kWidth);
+  }
+  GW_INLINE void widen_tail(const uint8_t* from, int64_t numel, uint8_t* codes) {
+    memcpy(codes, from, numel * kWidth);
+  }
+  GW_INLINE void void_block(uint8_t* codes, int64_t bytes) { memset(codes, 0, bytes); }
+
+  template <bool kAdd>
+  GW_INLINE void decode_group(const uint8_t* codes, float scale, float* out) {
+    for (int64_t i = 0; i < kGroup; i += 32) {
+      Floats v[4];
+      Format::widen(codes + i * kWidth, splat(scale), v);
+      for (int k = 0; k < 4; k++) {
+        float* to = out + i + 8 * k;
+        store(to, kAdd ? load(to) + v[k] : v[k]);
+      }
+    }
+  }
+};
+
+struct Float32 : FloatCodec<Float32, 4> {
+  static constexpr bool kScaled = false;
+  template <Feedback F>
+  GW_INLINE Block measure(const float* x, const float* e, int64_t numel, const EncodeJob&, const Stretch&, int64_t) {
+    Block b = {};
+    b.plain = true;
+    b.finite = peak_bits<F>(x, e, numel) < kInfinity;
+    return b;
+  }
+  GW_INLINE void narrow(const Floats* v, uint8_t* codes, const Block&, Floats* decoded) {
+    for (int k = 0; k < 4; k++) {
+      store_words(codes + 32 * k, (Words)v[k]);
+      decoded[k] = v[k];
+    }
+  }
+  GW_INLINE void widen(const uint8_t* codes, Floats, Floats* v) {
+    for (int k = 0; k < 4; k++) v[k] = (Floats)load_words(codes + 32 * k);
+  }
+  GW_INLINE void void_block(uint8_t* codes, int64_t bytes) {
+    for (int64_t i = 0; i < bytes; i += 4) memcpy(codes + i, &kNaN, 4);
+  }
+};
+
+struct Bfloat16 : FloatCodec<Bfloat16, 2> {
+  static constexpr bool kScaled = false;
+  static constexpr int32_t kOverflow = 0x7f7f8000;  // rounds to infinity
+  template <Feedback F>
+  GW_INLINE Block measure(const float* x, const float* e, int64_t numel, const EncodeJob&, const Stretch&, int64_t) {
+    Block b = {};
+    b.plain = true;
+    b.finite = peak_bits<F>(x, e, numel) < kOverflow;
+    return b;
+  }
+  GW_INLINE void narrow(const Floats* v, uint8_t* codes, const Block&, Floats* decoded) {
+    for (int k = 0; k < 4; k++) {
+      const Words bits = (Words)v[k];
+      const Words code = (bits + splat_words(0x7fff) + ((bits >> 16) & splat_words(1))) >> 16;
+      store_halves(codes + 16 * k, code);
+      decoded[k] = (Floats)(code << 16);
+    }
+  }
+  GW_INLINE void widen(const uint8_t* codes, Floats, Floats* v) {
+    for (int k = 0; k < 4; k++) v[k] = (Floats)(load_halves(codes + 16 * k) << 16);
+  }
+  GW_INLINE void void_block(uint8_t* codes, int64_t bytes) {
+    const uint16_t nan = kNaN >> 16;
+    for (int64_t i = 0; i < bytes; i += 2) memcpy(codes + i, &nan, 2);
+  }
+};
+
+struct Float16 : FloatCodec<Float16, 2> {
+  static constexpr bool kScaled = true;
+  template <Feedback F>
+  GW_INLINE Block measure(const float* x, const float* e, int64_t numel, const EncodeJob&, const Stretch&, int64_t) {
+    const int32_t peak = peak_bits<F>(x, e, numel);
+    Block b = {};
+    b.plain = true;
+    b.finite = peak < kInfinity;
+    if (!b.finite) {
+      b.scale = from_bits(kNaN);
+    } else if (peak >= kSmallestNormal) {
+      int32_t exponent = (peak >> 23) - 127 - 14;  // peak / scale in [2^14, 2^15)
+      if (exponent < -126) exponent = -126;
+      b.scale = from_bits((exponent + 127) << 23);
+      b.inverse = from_bits((127 - exponent) << 23);
+    }
+    return b;
+  }
+  GW_INLINE void narrow(const Floats* v, uint8_t* codes, const Block& b, Floats* decoded) {
+    for (int k = 0; k < 4; k++) {
+      const Words code = to_short<10, 15>(v[k] * splat(b.inverse));
+      store_halves(codes + 16 * k, code);
+      decoded[k] = from_short<10, 15>(code) * splat(b.scale);
+    }
+  }
+  GW_INLINE void widen(const uint8_t* codes, Floats scale, Floats* v) {
+    for (int k = 0; k < 4; k++) v[k] = from_short<10, 15>(load_halves(codes + 16 * k)) * scale;
+  }
+};
+
+template <int Mantissa, int Bias>
+struct Float8 : FloatCodec<Float8<Mantissa, Bias>, 1> {
+  static constexpr bool kScaled = true;
+  static constexpr float kLargest = Mantissa == 3 ? 448.0f : 57344.0f;
+  template <Feedback F>
+  GW_INLINE Block measure(const float* x, const float* e, int64_t numel, const EncodeJob&, const Stretch&, int64_t) {
+    Block b = scale_to(peak_bits<F>(x, e, numel), kLargest);
+    b.plain = true;
+    return b;
+  }
+  GW_INLINE void narrow(const Floats* v, uint8_t* codes, const Block& b, Floats* decoded) {
+    Words word = splat_words(0);
+    for (int k = 0; k < 4; k++) {
+      const Words code = to_short<Mantissa, Bias>(v[k] * splat(b.lift) * splat(b.inverse));
+      word |= code << (8 * k);
+      decoded[k] = from_short<Mantissa, Bias>(code) * splat(b.scale);
+    }
+    store_words(codes, word);
+  }
+  GW_INLINE void widen(const uint8_t* codes, Floats scale, Floats* v) {
+    const Words word = load_words(codes);
+    for (int k = 0; k < 4; k++)
+      v[k] = from_short<Mantissa, Bias>((word >> (8 * k)) & splat_words(0xff)) * scale;
+  }
+  // The remainder of a last group of 32 stays in order.
+  GW_INLINE void narrow_tail(const uint8_t* from, int64_t numel, uint8_t* codes) {
+    const int64_t whole = numel / 32 * 32;
+    memcpy(codes, from, whole);
+    for (int64_t i = 0; i < numel - whole; i++) codes[whole + i] = from[whole + 4 * (i % 8) + i / 8];
+  }
+  GW_INLINE void widen_tail(const uint8_t* from, int64_t numel, uint8_t* codes) {
+    const int64_t whole = numel / 32 * 32;
+    memcpy(codes, from, whole);
+    for (int64_t i = 0; i < numel - whole; i++) codes[whole + 4 * (i % 8) + i / 8] = from[whole + i];
+  }
+};
+
+static void float_encode(const EncodeJob& job) {
+  switch (job.bits) {
+    case kFloat32: return encode<Float32>(job);
+    case kBfloat16: return encode<Bfloat16>(job);
+    case kFloat16: return encode<Float16>(job);
+    case kFloat8E4M3: return encode<Float8<3, 7>>(job);
+    case kFloat8E5M2: return encode<Float8<2, 15>>(job);
+  }
+}
+static void float_decode(const DecodeJob& job) {
+  switch (job.bits) {
+    case kFloat32: return decode<Float32>(job);
+    case kBfloat16: return decode<Bfloat16>(job);
+    case kFloat16: return decode<Float16>(job);
+    case kFloat8E4M3: return decode<Float8<3, 7>>(job);
+    case kFloat8E5M2: return decode<Float8<2, 15>>(job);
+  }
+}
+
+}  // namespace GW_LEVEL

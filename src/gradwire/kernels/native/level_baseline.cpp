@@ -1,0 +1,2 @@
+#define GW_LEVEL baseline
+#include "level.inc"

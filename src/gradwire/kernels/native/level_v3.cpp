@@ -1,0 +1,2 @@
+#define GW_LEVEL v3
+#include "level.inc"

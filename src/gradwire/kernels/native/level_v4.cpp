@@ -1,0 +1,2 @@
+#define GW_LEVEL v4
+#include "level.inc"

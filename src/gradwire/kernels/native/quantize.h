@@ -1,0 +1,190 @@
+// Levels of 1 to 8 bits, scaled by the block's largest magnitude.
+#pragma once
+#include "block.h"
+#include "noise.h"
+
+namespace GW_LEVEL {
+
+constexpr int gcd(int a, int b) { return b ? gcd(b, a % b) : a; }
+
+// 1.5 * 2^23: a float near it has its whole number in the low bits.
+constexpr float kRoundingShift = 12582912.0f;
+constexpr int32_t kRoundingBits = 0x4B400000;
+constexpr int64_t kPrefetch = 512;
+
+GW_INLINE int fraction_bits(int bits) { return bits > 6 ? 12 : 16; }
+GW_INLINE float largest_level(int bits) { return bits == 1 ? 0.5f : (float)((1 << (bits - 1)) - 1); }
+GW_INLINE float level_bias(int bits) { return bits == 1 ? 0.5f : (float)(1 << (bits - 1)); }
+
+GW_INLINE Block measure_levels(int32_t peak, const EncodeJob& job, const Stretch& stretch, int64_t done) {
+  Block b = scale_to(peak, largest_level(job.bits));
+  b.inverse *= (float)(1 << fraction_bits(job.bits));
+  b.nearest = job.nearest;
+  b.plain = b.lift == 1 && !job.nearest;
+  b.key = block_key(mix64(job.stream + (uint64_t)stretch.stream),
+                    (uint64_t)((stretch.start + done) / job.block_size));
+  return b;
+}
+
+// Any bits, rounding, scale and number of values; one row at a time.
+template <Feedback F>
+void encode_levels(int bits, const float* x, float* e, int64_t numel, uint8_t* codes,
+                   const Block& b, int64_t group) {
+  Padded values;
+  Padded::fill(values, x, e, numel, kGroup);
+  uint8_t packed[32 * 9] = {};  // one word more than the last code may touch
+  const int fraction = fraction_bits(bits);
+  const float bias = level_bias(bits);
+  const Floats shift = splat(kRoundingShift + bias * (float)(1 << fraction));
+  const Ints lane = {0, 1, 2, 3, 4, 5, 6, 7};
+  Words counters = first_counters(b.key, group), random = splat_words(0);
+  const int64_t rows = div_up(numel, 8);
+  for (int64_t r = 0; r < rows; r++) {
+    Words u = splat_words(1u << (fraction - 1));
+    if (!b.nearest) {
+      if (r % 2 == 0) {
+        random = hash(counters);
+        counters += splat_words(8 * kGolden32);
+      }
+      u = r % 2 ? random >> (32 - fraction) : random & splat_words((1u << fraction) - 1);
+    }
+    const Floats v = owed<F>(values.x + 8 * r, values.e + 8 * r);
+    const Floats fixed = v * splat(b.lift) * splat(b.inverse) + shift;
+    const Ints code = ((Ints)fixed - splat_ints(kRoundingBits) + (Ints)u) >> fraction;
+    keep<F>(values.e + 8 * r, v, (to_floats(code) - splat(bias)) * splat(b.scale), splat(b.gain));
+    const Words present = (Words)(lane + splat_ints((int32_t)(8 * r)) < splat_ints((int32_t)numel)) & (Words)code;
+    const int64_t position = r * bits, offset = position % 32;
+    uint8_t* word = packed + 32 * (position / 32);
+    store_words(word, load_words(word) | present << (uint32_t)offset);
+    if (offset + bits > 32) store_words(word + 32, present >> (uint32_t)(32 - offset));
+  }
+  memcpy(codes, packed, 32 * div_up(rows * bits, 32));
+  if (F != Feedback::kNone) memcpy(e, values.e, 4 * numel);
+}
+
+template <int B>
+struct Levels {
+  static constexpr bool kScaled = true;
+  static constexpr int64_t kGroupBytes = 32 * B;
+  static constexpr int kFraction = B > 6 ? 12 : 16;
+  static constexpr int kPeriodRows = 32 / gcd(32, B);  // rows after which codes meet a word's edge
+  static constexpr int kPeriodWords = B / gcd(32, B);
+  static constexpr bool kStraddles = 32 % B != 0;
+  static constexpr int32_t kBias = B == 1 ? 0 : 1 << (B - 1);
+  static constexpr float kShift = kRoundingShift + (B == 1 ? 0.5f : (float)kBias) * (1 << kFraction);
+  static constexpr int32_t kTop = kRoundingBits >> kFraction;
+
+  // Sum of kTop as it enters a word that has no straddling codes.
+  static constexpr uint32_t top_sum() {
+    uint32_t sum = 0;
+    for (int r = 0; r < 32 / B; r++) sum += (uint32_t)kTop << (r * B);
+    return sum;
+  }
+
+  template <Feedback F>
+  GW_INLINE Block measure(const float* x, const float* e, int64_t numel, const EncodeJob& job,
+                          const Stretch& stretch, int64_t done) {
+    return measure_levels(peak_bits<F>(x, e, numel), job, stretch, done);
+  }
+
+  template <Feedback F>
+  GW_INLINE void encode_groups(const float* x, float* e, uint8_t* codes, const Block& b, int64_t groups) {
+    const Floats inverse = splat(b.inverse), scale = splat(b.scale), gain = splat(b.gain);
+    Words counters = first_counters(b.key, 0);
+    for (int64_t row = 0; row < 32 * groups; row += kPeriodRows) {
+      Words packed[kPeriodWords];
+      for (int w = 0; w < kPeriodWords; w++) packed[w] = splat_words(kStraddles ? 0 : 0 - top_sum());
+      Words random = splat_words(0);
+#pragma GCC unroll 32
+      for (int r = 0; r < kPeriodRows; r++) {
+        Words u;
+        if (r % 2 == 0) {
+          random = hash(counters);
+          counters += splat_words(8 * kGolden32);
+          u = random & splat_words((1u << kFraction) - 1);
+          __builtin_prefetch(x + (row + r) * 8 + kPrefetch);
+          if (F != Feedback::kNone) __builtin_prefetch(e + (row + r) * 8 + kPrefetch, 1);
+        } else {
+          u = random >> (32 - kFraction);
+        }
+        float* kept = at<F>(e, (row + r) * 8);
+        const Floats v = owed<F>(x + (row + r) * 8, kept);
+        const Ints fixed = (Ints)(v * inverse + splat(kShift));
+        const Ints code = (fixed + (Ints)u) >> kFraction;  // kTop too large
+        if (F != Feedback::kNone) {
+          Floats level = to_floats(code - splat_ints(kTop + kBias));
+          if (B == 1) level = level - splat(0.5f);
+          keep<F>(kept, v, level * scale, gain);
+        }
+        constexpr int kBits = B;
+        const int word = r * kBits / 32, offset = r * kBits % 32;
+        if (!kStraddles) {
+          packed[word] += (Words)code << offset;
+        } else {
+          const Words clean = (Words)code & splat_words((1u << B) - 1);
+          packed[word] |= clean << offset;
+          if (offset + B > 32) packed[word + 1 < kPeriodWords ? word + 1 : word] |= clean >> (32 - offset);
+        }
+      }
+      for (int w = 0; w < kPeriodWords; w++, codes += 32) store_words(codes, packed[w]);
+    }
+  }
+
+  template <Feedback F>
+  GW_INLINE void encode_part(const float* x, float* e, int64_t numel, uint8_t* codes,
+                             const Block& b, int64_t group) {
+    encode_levels<F>(B, x, e, numel, codes, b, group);
+  }
+
+  GW_INLINE int64_t tail_bytes(int64_t numel) { return packed_bytes(numel, B); }
+  GW_INLINE void widen_tail(const uint8_t* from, int64_t numel, uint8_t* codes) {
+    memcpy(codes, from, packed_bytes(numel, B));
+  }
+  GW_INLINE void void_block(uint8_t* codes, int64_t bytes) { memset(codes, 0, bytes); }
+
+  template <bool kAdd>
+  GW_INLINE void decode_group(const uint8_t* codes, float scale_value, float* out) {
+    const Floats scale = splat(scale_value);
+    for (int row = 0; row < 32; row += kPeriodRows) {
+      Words packed[kPeriodWords];
+      for (int w = 0; w < kPeriodWords; w++, codes += 32) packed[w] = load_words(codes);
+#pragma GCC unroll 32
+      for (int r = 0; r < kPeriodRows; r++, out += 8) {
+        const int word = r * B / 32, offset = r * B % 32;
+        Words code = packed[word] >> offset;
+        if (offset + B > 32) code |= packed[word + 1 < kPeriodWords ? word + 1 : word] << (32 - offset);
+        if (offset + B != 32) code &= splat_words((1u << B) - 1);
+        Floats level = to_floats((Ints)code - splat_ints(kBias));
+        if (B == 1) level = level - splat(0.5f);
+        store(out, kAdd ? load(out) + level * scale : level * scale);
+      }
+    }
+  }
+};
+
+// Runs `Do<Levels<bits>>`.
+template <template <int> class Do, class Job>
+void by_bits(const Job& job) {
+  switch (job.bits) {
+    case 1: return Do<1>::run(job);
+    case 2: return Do<2>::run(job);
+    case 3: return Do<3>::run(job);
+    case 4: return Do<4>::run(job);
+    case 5: return Do<5>::run(job);
+    case 6: return Do<6>::run(job);
+    case 7: return Do<7>::run(job);
+    case 8: return Do<8>::run(job);
+  }
+}
+template <int B>
+struct EncodeLevels {
+  static void run(const EncodeJob& job) { encode<Levels<B>>(job); }
+};
+template <int B>
+struct DecodeLevels {
+  static void run(const DecodeJob& job) { decode<Levels<B>>(job); }
+};
+static void quantize_encode(const EncodeJob& job) { by_bits<EncodeLevels>(job); }
+static void quantize_decode(const DecodeJob& job) { by_bits<DecodeLevels>(job); }
+
+}  // namespace GW_LEVEL
