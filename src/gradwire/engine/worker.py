@@ -81,4 +81,5 @@ class Worker:
         else:
             task.waited_for.add_done_callback(lambda _: self._ready.put(task))
             return False
+        task.waited_for = None  # whose callback holds the task: a circle, and buffers in it
         return True

@@ -1,0 +1,5 @@
+"""Imports that take seconds: once, before ranks are forked."""
+
+import torch._dynamo  # noqa: F401
+
+import gradwire.integrations.ddp  # noqa: F401
