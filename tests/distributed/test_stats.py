@@ -37,7 +37,9 @@ def test_bytes_counted_are_those_the_specs_predict(world_size):
             f"w.{i}": Parameter(f"w.{i}", Entry(name_hash(f"w.{i}"), shape))
             for i, shape in enumerate(_SHAPES)
         }
-        reducers = {n: a.reducer for n, a in plan.assign(list(entries.values()), world_size).items()}
+        reducers = {
+            n: a.reducer for n, a in plan.assign(list(entries.values()), world_size).items()
+        }
         sent = received = 0
         for names in _buckets(sync):
             for reducer in {reducers[n] for n in names}:
@@ -123,7 +125,9 @@ def test_profiler_shows_encode_exchange_and_decode():
         names = {event.name for event in profile.events()}
         for index in range(2):
             for stage in ("encode", "exchange", "decode"):
-                assert f"gradwire::{stage}##bucket{index}" in names, sorted(n for n in names if "gradwire" in n)
+                assert f"gradwire::{stage}##bucket{index}" in names, sorted(
+                    n for n in names if "gradwire" in n
+                )
         assert_replicas_agree(ddp)
 
     run_processes(2, body)

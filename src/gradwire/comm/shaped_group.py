@@ -200,7 +200,7 @@ class _ShapedWork(dist._Work):  # type: ignore[name-defined,misc]  # noqa: SLF00
         super().__init__()
         self.future: torch.futures.Future[Any] = torch.futures.Future()
 
-    def wait(self, timeout: timedelta | None = None) -> bool:  # noqa: ARG002 - the real work has one
+    def wait(self, timeout: timedelta | None = None) -> bool:
         self.future.wait()
         return True
 
