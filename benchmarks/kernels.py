@@ -236,7 +236,11 @@ def _time(call: Call) -> float:
 def measure(row: Row, bench: Bench, rounds: int) -> str:
     """Time a row and its rivals in turns; return its line of the table."""
     source, target = torch.ones(bench.numel), torch.zeros(bench.numel)
-    calls = {"run": row.run, "copy": lambda: target.copy_(source), "axpy": lambda: target.add_(source)}
+    calls = {
+        "run": row.run,
+        "copy": lambda: target.copy_(source),
+        "axpy": lambda: target.add_(source),
+    }
     times: dict[str, list[float]] = {name: [] for name in calls}
     eager: list[float] = []
     for index in range(rounds + 1):
@@ -303,7 +307,9 @@ def main() -> None:
     check_parity()
     numel = 1 << options.log2_numel
     bench = Bench(numel)
-    print(f"{numel} values, 1 thread, {options.rounds} rounds, {cpu.ISA_LEVELS[cpu.isa()]}, CPU time")
+    print(
+        f"{numel} values, 1 thread, {options.rounds} rounds, {cpu.ISA_LEVELS[cpu.isa()]}, CPU time"
+    )
     print(f"{'kernel':34s}   ns/el     (spread)      GB/s  %copy  xaxpy   xeager  goal")
     for row in bench.rows():
         with Path(options.lock).open("w") as lock:
