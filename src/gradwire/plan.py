@@ -16,6 +16,7 @@ from gradwire.spec import (
     AllReduce,
     Entry,
     ReducerSpec,
+    check_whole,
     parse_reducer,
     reducer_from_dict,
     sent_bytes,
@@ -74,6 +75,14 @@ class Rule:
     min_numel: int = MIN_NUMEL
     min_ndim: int = 2
 
+    def __post_init__(self) -> None:
+        if not isinstance(self.reducer, ReducerSpec):
+            raise SpecError("Rule.reducer", self.reducer, "a reducer spec, such as TwoPhase(...)")
+        if not isinstance(self.match, str):
+            raise SpecError("Rule.match", self.match, "a shell pattern over names")
+        check_whole("Rule.min_numel", self.min_numel, 0)
+        check_whole("Rule.min_ndim", self.min_ndim, 0)
+
     def mismatch(self, parameter: Parameter) -> str | None:
         """Return why this rule does not apply, or None where it does."""
         shape = parameter.entry.shape
@@ -106,8 +115,8 @@ class Plan:
     warmup_steps: int = 0
 
     def __post_init__(self) -> None:
-        if self.warmup_steps < 0:
-            raise SpecError("Plan.warmup_steps", self.warmup_steps, "at least 0")
+        check_whole("Plan.seed", self.seed, 0)
+        check_whole("Plan.warmup_steps", self.warmup_steps, 0)
 
     @classmethod
     def of(cls, spec: str | ReducerSpec = DEFAULT_SPEC, *, seed: int = 0) -> Plan:
@@ -204,8 +213,11 @@ class Plan:
         unknown = sorted(set(data) - _FIELDS)
         if unknown:
             raise SpecError("plan field", unknown[0], "one of: " + ", ".join(sorted(_FIELDS)))
-        rules = tuple(_rule_from_dict(rule) for rule in data.get("rules", []))
-        return cls(rules, int(data.get("seed", 0)), int(data.get("warmup_steps", 0)))
+        rules = data.get("rules", [])
+        if not isinstance(rules, list):
+            raise SpecError("plan rules", rules, "a list")
+        read = tuple(_rule_from_dict(rule) for rule in rules)
+        return cls(read, data.get("seed", 0), data.get("warmup_steps", 0))
 
     def digest(self) -> str:
         """Return a hash that is equal exactly for equal plans.
@@ -218,11 +230,13 @@ class Plan:
 
 
 def _rule_from_dict(data: Mapping[str, Any]) -> Rule:
+    if not isinstance(data, dict):
+        raise SpecError("plan rule", data, "an object")
     try:
         reducer = reducer_from_dict(data["reducer"])
         return Rule(reducer, **{k: v for k, v in data.items() if k != "reducer"})
     except (KeyError, TypeError) as error:
-        raise SpecError("plan rule", dict(data), f"complete: {error}") from None
+        raise SpecError("plan rule", data, f"complete: {error}") from None
 
 
 def load_plan(plan: Plan | ReducerSpec | str | Path | None) -> Plan:
@@ -248,5 +262,9 @@ def load_plan(plan: Plan | ReducerSpec | str | Path | None) -> Plan:
         path = Path(plan)
         if not path.is_file():
             raise SpecError("plan", str(plan), "the path of an existing file")
-        return Plan.from_json(path.read_text(encoding="utf-8"))
+        try:
+            text = path.read_text(encoding="utf-8")
+        except UnicodeDecodeError as error:
+            raise SpecError("plan", str(plan), f"a text file: {error}") from None
+        return Plan.from_json(text)
     return Plan.of(plan)

@@ -95,7 +95,32 @@ FLOAT_BYTES: dict[str, int] = {
 _SCALED = {"float16", "float8_e4m3", "float8_e5m2"}
 
 
+def check_whole(field: str, value: int, least: int, most: int | None = None) -> None:
+    """Make sure that a number is whole and within its limits.
+
+    Raises:
+        SpecError: It is not.
+
+    Example:
+        >>> check_whole("Plan.seed", 1.5, 0)
+        Traceback (most recent call last):
+        ...
+        gradwire.errors.SpecError: Plan.seed=1.5 is not a whole number of at least 0
+    """
+    limits = f"of at least {least}" if most is None else f"between {least} and {most}"
+    is_whole = isinstance(value, int) and not isinstance(value, bool)
+    if not is_whole or not least <= value or (most is not None and value > most):
+        raise SpecError(field, value, f"a whole number {limits}")
+
+
+def _check_codec(field: str, codec: object) -> None:
+    if not isinstance(codec, CodecSpec):
+        known = ", ".join(CODEC_SPECS[i].__name__ for i in CODEC_SPECS)
+        raise SpecError(field, codec, f"a codec spec, such as one of: {known}")
+
+
 def _check_block_size(owner: str, block_size: int) -> None:
+    check_whole(f"{owner}.block_size", block_size, 0)
     if block_size < GROUP or block_size % GROUP or block_size > 1 << 16:
         raise SpecError(f"{owner}.block_size", block_size, f"a multiple of {GROUP} up to {1 << 16}")
 
@@ -154,8 +179,7 @@ class Quantize:
     rounding: Literal["stochastic", "nearest"] = "stochastic"
 
     def __post_init__(self) -> None:
-        if not 1 <= self.bits <= MAX_BITS:
-            raise SpecError("Quantize.bits", self.bits, f"between 1 and {MAX_BITS}")
+        check_whole("Quantize.bits", self.bits, 1, MAX_BITS)
         if self.rounding not in ("stochastic", "nearest"):
             raise SpecError("Quantize.rounding", self.rounding, "one of: stochastic, nearest")
         _check_block_size("Quantize", self.block_size)
@@ -322,7 +346,9 @@ class TwoPhase:
     second: CodecSpec | None = None
 
     def __post_init__(self) -> None:
+        _check_codec("TwoPhase.codec", self.codec)
         for codec in (self.codec, self.mean_codec):
+            _check_codec("TwoPhase.second", codec)
             if isinstance(codec, Sparse):
                 raise SpecError(
                     "TwoPhase.codec", codec, "a codec whose sums stay as dense as its input"
@@ -401,6 +427,7 @@ class Broadcast:
     feedback: bool = True
 
     def __post_init__(self) -> None:
+        _check_codec("Broadcast.codec", self.codec)
         _check_feedback("Broadcast", self.codec, feedback=self.feedback)
 
     def transfers(
@@ -429,8 +456,7 @@ class LowRank:
     feedback: bool = True
 
     def __post_init__(self) -> None:
-        if self.matrix_rank < 1:
-            raise SpecError("LowRank.matrix_rank", self.matrix_rank, "at least 1")
+        check_whole("LowRank.matrix_rank", self.matrix_rank, 1)
 
     @staticmethod
     def matrix_shape(shape: Sequence[int]) -> tuple[int, int]:
@@ -493,10 +519,10 @@ def parse_reducer(text: str) -> ReducerSpec:
     name, _, number = form.partition(":")
     if name == "low_rank" and not how:
         rank = _parameter(text, number, 1)
-        if rank != int(rank):
-            raise SpecError("LowRank.matrix_rank", rank, "a whole number")
+        if not rank.is_integer():
+            raise SpecError("LowRank.matrix_rank", rank, "a whole number of at least 1")
         return LowRank(int(rank))
-    if name in ("none", "bf16") and not how:
+    if form in ("none", "bf16") and not how:
         return AllReduce("float32" if name == "none" else "bfloat16")
     codec = _parse_codec(text, name, number)
     reducer = how or ("broadcast" if isinstance(codec, Sparse) else "two_phase")
@@ -583,7 +609,7 @@ def reducer_from_dict(data: dict[str, Any]) -> ReducerSpec:
 def _from_dict(registry: Registry[type[Any]], data: dict[str, Any]) -> Any:  # noqa: ANN401 - the registry's type
     if not isinstance(data, dict) or "id" not in data:
         raise SpecError("spec", data, 'an object with an "id"')
-    cls = registry[data["id"]]
+    cls = registry[str(data["id"])]
     names = {field.name for field in fields(cls)}
     values = {k: v for k, v in data.items() if k != "id"}
     unknown = sorted(set(values) - names)

@@ -1,4 +1,4 @@
-"""DDP imports torch._dynamo when it is first built, and attach imports the kernels: once, before the forks."""
+"""Imports that take seconds: once, before ranks are forked."""
 
 import torch._dynamo  # noqa: F401
 

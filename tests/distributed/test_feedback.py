@@ -130,7 +130,9 @@ def test_d7_residual_takes_the_same_memory_at_every_step():
             net[1].requires_grad_(i % 20 < 10)  # frozen and thawed again
             ddp(draw(2, 20, seed=i + rank)).sum().backward()
             state = sync.state_dict()[f"rank{rank}"]
-            sizes.add(sum(t.nbytes for kind in ("residual", "factors") for t in state[kind].values()))
+            sizes.add(
+                sum(t.nbytes for kind in ("residual", "factors") for t in state[kind].values())
+            )
             keys.add(tuple(state["residual"]))
             assert sync.stats().residual_bytes in sizes
         assert len(sizes) == len(keys) == 1

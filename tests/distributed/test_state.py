@@ -27,7 +27,9 @@ from gradwire.errors import StateError
 
 def _mlp():
     torch.manual_seed(0)
-    return nn.Sequential(nn.Linear(40, 40), nn.Tanh(), nn.Linear(40, 40), nn.Tanh(), nn.Linear(40, 1))
+    return nn.Sequential(
+        nn.Linear(40, 40), nn.Tanh(), nn.Linear(40, 40), nn.Tanh(), nn.Linear(40, 1)
+    )
 
 
 def _train(ddp, optimizer, steps, rank):
@@ -37,7 +39,9 @@ def _train(ddp, optimizer, steps, rank):
         optimizer.step()
 
 
-@pytest.mark.parametrize("scheme", ["none", "int4", "sign", "topk:0.1", "low_rank:2", "random_k:0.1"])
+@pytest.mark.parametrize(
+    "scheme", ["none", "int4", "sign", "topk:0.1", "low_rank:2", "random_k:0.1"]
+)
 @pytest.mark.parametrize("loads_late", [False, True], ids=["before", "after"])
 def test_j4_resumed_run_is_bit_identical(tmp_path, scheme, loads_late):
     def body(rank):

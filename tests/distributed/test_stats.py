@@ -37,7 +37,9 @@ def test_bytes_counted_are_those_the_specs_predict(world_size):
             f"w.{i}": Parameter(f"w.{i}", Entry(name_hash(f"w.{i}"), shape))
             for i, shape in enumerate(_SHAPES)
         }
-        reducers = {n: a.reducer for n, a in plan.assign(list(entries.values()), world_size).items()}
+        reducers = {
+            n: a.reducer for n, a in plan.assign(list(entries.values()), world_size).items()
+        }
         sent = received = 0
         for names in _buckets(sync):
             for reducer in {reducers[n] for n in names}:

@@ -9,7 +9,7 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from gradwire.errors import PayloadError
+from gradwire.errors import PayloadError, SpecError
 from gradwire.key import Key
 from gradwire.registry import Registry
 from gradwire.spec import CodecSpec
@@ -165,9 +165,49 @@ CODECS: Registry[type[Codec]] = Registry("codecs")
 
 
 def build(spec: CodecSpec) -> Codec:
-    """Build the codec of a spec.
+    """Build the codec of a spec; its payloads are checked, since anybody can register one.
 
     Raises:
         UnknownIdError: No codec has this id.
     """
-    return CODECS[spec.id](spec)  # type: ignore[call-arg]
+    return _Checked(CODECS[spec.id](spec))  # type: ignore[call-arg]
+
+
+class _Checked:
+    """A codec whose payloads have the size that the spec promised the other ranks."""
+
+    def __init__(self, codec: Codec) -> None:
+        self._codec = codec
+        self.spec = codec.spec
+        self.decode = codec.decode
+
+    def encode(
+        self,
+        x: Tensor,
+        segments: Segments,
+        key: Key,
+        residual: Tensor | None = None,
+        gain: float = 0.0,
+    ) -> Tensor:
+        """See `Codec.encode`.
+
+        Raises:
+            SpecError: The codec's result is no vector of bytes.
+            PayloadError: It has another size than the spec says.
+        """
+        payload = self._codec.encode(x, segments, key, residual, gain)
+        expected_bytes = self.spec.num_bytes(segments.numels)
+        name = f"{type(self._codec).__name__}.encode"
+        is_tensor = isinstance(payload, Tensor)
+        if not is_tensor or payload.dtype != torch.uint8 or payload.dim() != 1:
+            found = (
+                f"{payload.dtype} {list(payload.shape)}" if is_tensor else type(payload).__name__
+            )
+            raise SpecError(name, found, f"torch.uint8 [{expected_bytes}], as {self.spec} promises")
+        if payload.numel() != expected_bytes:
+            raise PayloadError(
+                f"{name} of {self.spec}",
+                expected_bytes=expected_bytes,
+                actual_bytes=payload.numel(),
+            )
+        return payload

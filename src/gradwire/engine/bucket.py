@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -21,8 +22,50 @@ from gradwire.key import Key
 from gradwire.plan import DENSE
 from gradwire.reduce.base import Part, Reducer, Slot, State
 
+Deliver = Callable[[Tensor | None, BaseException | None], None]
+"""Takes the mean of a bucket, or what went wrong."""
+
+_SHOWN_NAMES = 4
 _SAMPLE = 4096
 """Values of a parameter that error statistics look at."""
+
+
+class Bucket:
+    """A bucket as whoever handed it over knows it.
+
+    Args:
+        step: Number of the backward pass.
+        index: Number of the bucket within it.
+        names: Its parameters, in order.
+        deliver: Called once with the outcome.
+
+    Example:
+        >>> bucket = Bucket(3, 0, ("bias", "weight"), lambda mean, error: print(mean, error))
+        >>> str(bucket)
+        'step 3, bucket 0 (bias, weight)'
+        >>> bucket.settle(None, ValueError("lost"))
+        None lost
+    """
+
+    def __init__(self, step: int, index: int, names: tuple[str, ...], deliver: Deliver) -> None:
+        self.step = step
+        self.index = index
+        self.names = names
+        self._deliver = deliver
+        self._lock = threading.Lock()
+        self._is_settled = False
+
+    def __str__(self) -> str:
+        more = ", ..." if len(self.names) > _SHOWN_NAMES else ""
+        shown = ", ".join(self.names[:_SHOWN_NAMES]) + more
+        return f"step {self.step}, bucket {self.index} ({shown})"
+
+    def settle(self, mean: Tensor | None, error: BaseException | None) -> None:
+        """Tell them the outcome; the first one counts, as one bucket can fail twice."""
+        with self._lock:
+            is_first, self._is_settled = not self._is_settled, True
+        if is_first:
+            self._deliver(mean, error)
 
 
 @dataclass(slots=True, eq=False)
@@ -30,28 +73,24 @@ class BucketRun:
     """One bucket of one step.
 
     Attributes:
-        index: Number of the bucket within its backward pass.
+        bucket: Which one it is, and who waits for it.
         buffer: Its gradients; replaced by their mean.
-        names: Its parameters.
         layout: Reducers by part; None for a sparse tensor.
         key: Seed, step and this rank.
         state: Residual and warm starts.
         recorder: Counts this bucket's bytes.
-        deliver: Called with the mean, or with what went wrong.
         hold_unused: Whether a gradient of zeros means that the parameter took
             no part, so that what it owes must wait.
         is_measured: Whether to estimate the relative error of all parameters.
         is_checked: Whether to verify conservation.
     """
 
-    index: int
+    bucket: Bucket
     buffer: Tensor
-    names: tuple[str, ...]
     layout: Layout | None
     key: Key
     state: State
     recorder: Recorder
-    deliver: Callable[[Tensor | None, BaseException | None], None]
     hold_unused: bool = False
     is_measured: bool = False
     is_checked: bool = False
@@ -139,7 +178,7 @@ class BucketRun:
         while True:
             start = time.perf_counter()
             try:
-                with record_function(f"gradwire::{stage}##bucket{self.index}"):
+                with record_function(f"gradwire::{stage}##bucket{self.bucket.index}"):
                     pending = steps.throw(failure) if failure else next(steps)
             except StopIteration:
                 return
@@ -156,8 +195,8 @@ class BucketRun:
     def _note(self, posted: float) -> Callable[[Pending], None]:
         return lambda _: self.intervals.append((posted, time.perf_counter()))
 
-    def finish(self) -> None:
-        """Write the mean back into the buffer, and see whether it is finite."""
+    def finish(self) -> Tensor:
+        """Return the mean, in the buffer unless sparse, and see whether it is finite."""
         mean = self._flat if self._mean is None else self._mean
         if mean is None:
             mean = self.buffer
@@ -169,10 +208,7 @@ class BucketRun:
         # A sum of finite values can overflow: only then look at each of them.
         self.is_finite = bool(values.sum().isfinite()) or bool(values.isfinite().all())
         self.done_s = time.perf_counter()
-
-    def succeed(self) -> None:
-        """Hand the mean to whoever waits for it."""
-        self.deliver(self._mean, None)
+        return mean
 
     def stats(self, last_ready_s: float) -> BucketStats:
         """Return what the bucket cost, given when the step's last gradient was ready."""
@@ -182,8 +218,8 @@ class BucketRun:
         values = self.buffer._values() if self.buffer.is_sparse else self.buffer  # noqa: SLF001 - as it came
         world_size = self.recorder.world_size
         return BucketStats(
-            index=self.index,
-            parameters=len(self.names),
+            index=self.bucket.index,
+            parameters=len(self.bucket.names),
             dense_bytes=2 * (world_size - 1) * values.nbytes // world_size,
             sent_bytes=counts.sent_bytes,
             received_bytes=counts.received_bytes,

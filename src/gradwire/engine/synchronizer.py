@@ -17,7 +17,7 @@ from torch import Tensor
 from gradwire.comm.base import Mailbox, Steps
 from gradwire.comm.channel import Channel
 from gradwire.comm.record import Recorder
-from gradwire.engine.bucket import BucketRun, union_s
+from gradwire.engine.bucket import Bucket, BucketRun, Deliver, union_s
 from gradwire.engine.checks import check_replicas
 from gradwire.engine.feedback import _FORMAT, ErrorFeedback, StateWarning
 from gradwire.engine.layout import Layouts
@@ -90,7 +90,7 @@ class Synchronizer:
         self._recent: deque[StepStats] = deque(maxlen=_RECENT_STEPS)
         self._unreported: deque[StepStats] = deque(maxlen=_RECENT_STEPS)
         self._is_stale = False
-        self._failure: BaseException | None = None
+        self._failure: str | None = None
         self._lock = threading.Lock()
         self._worker = Worker("gradwire-engine")
         self._closer = weakref.finalize(self, _close, self._worker, mailbox)
@@ -110,30 +110,41 @@ class Synchronizer:
         index: int,
         buffer: Tensor,
         names: tuple[str, ...],
-        deliver: Callable[[Tensor | None, BaseException | None], None],
+        deliver: Deliver,
         *,
         is_last: bool,
     ) -> None:
         """Start averaging a bucket; returns at once.
 
+        Once something has gone wrong, this and every later bucket fails, and
+        the ranks are disconnected so that the others notice.
+
         Args:
             index: Number of the bucket within its backward pass.
             buffer: Its gradients, 1-D, or a sparse tensor; the mean replaces them.
             names: Its parameters, in order.
-            deliver: Called once, on another thread, with the mean or an error.
+            deliver: Called once with the mean or with what went wrong, as a
+                rule on another thread.
             is_last: Whether the backward pass has no further bucket.
-
-        Raises:
-            CollectiveError: An earlier step failed; the ranks are no longer connected.
-            SpecError: The synchronizer is closed, or the buffer has another
-                size than its parameters.
         """
+        bucket = Bucket(self._steps_done, index, names, deliver)
+        try:
+            self._check_usable()
+            self._start(bucket, buffer, is_last=is_last)
+        except BaseException as error:
+            self._fail(bucket, error)
+            if not isinstance(error, Exception):
+                raise
+
+    def _check_usable(self) -> None:
         if not self._closer.alive:
             raise SpecError("synchronizer", "closed", "open; attach a new DDP wrapper")
         if self._failure is not None:
             raise CollectiveError("reduce", self.rank, f"already broken: {self._failure}")
+
+    def _start(self, bucket: Bucket, buffer: Tensor, *, is_last: bool) -> None:
         step = self._begin_step()
-        run = self._run(step, index, buffer, names, deliver)
+        run = self._run(bucket, buffer)
         tasks = run.tasks(self._channel)
         if self._is_checked(step.number) and not step.runs:
             group = self._channel(self._mailbox)
@@ -145,21 +156,18 @@ class Synchronizer:
                 step.last_ready_s = time.perf_counter()
                 self._current = None
                 self._steps_done += 1
-        left = len(tasks)
+        left = max(1, len(tasks))
 
         def finish(error: BaseException | None) -> None:  # on the worker's thread only
             nonlocal left
             left -= 1
             if error is not None:
-                self._fail(step, run, error)
+                self._fail(bucket, error)
             elif left == 0:
                 self._finish(step, run)
 
-        for task in tasks:
+        for task in tasks or [_nothing()]:
             self._worker.submit(task, finish)
-        if not tasks:
-            left = 1
-            self._worker.submit(_nothing(), finish)
 
     def _begin_step(self) -> _Step:
         if self._current is None:
@@ -182,30 +190,21 @@ class Synchronizer:
                 stacklevel=2,
             )
 
-    def _run(
-        self,
-        step: _Step,
-        index: int,
-        buffer: Tensor,
-        names: tuple[str, ...],
-        deliver: Callable[[Tensor | None, BaseException | None], None],
-    ) -> BucketRun:
+    def _run(self, bucket: Bucket, buffer: Tensor) -> BucketRun:
         layout = None
         if not buffer.is_sparse:
-            is_warmup = step.number < self.plan.warmup_steps
-            layout = self._layouts.of(names, buffer.numel(), all_dense=is_warmup)
+            is_warmup = bucket.step < self.plan.warmup_steps
+            layout = self._layouts.of(bucket.names, buffer.numel(), all_dense=is_warmup)
         return BucketRun(
-            index=index,
+            bucket=bucket,
             buffer=buffer,
-            names=names,
             layout=layout,
-            key=Key(self.plan.seed, step.number, self.rank),
+            key=Key(self.plan.seed, bucket.step, self.rank),
             state=self._feedback.state,
             recorder=Recorder(self._mailbox),
-            deliver=deliver,
             hold_unused=self._hold_unused,
-            is_measured=step.number % _MEASURED_EVERY == 1,
-            is_checked=self._is_checked(step.number),
+            is_measured=bucket.step % _MEASURED_EVERY == 1,
+            is_checked=self._is_checked(bucket.step),
         )
 
     def _is_checked(self, step: int) -> bool:
@@ -217,21 +216,22 @@ class Synchronizer:
 
     def _finish(self, step: _Step, run: BucketRun) -> None:
         try:
-            run.finish()
+            self._check_usable()
+            mean = run.finish()
             with self._lock:
                 step.unfinished -= 1
                 is_over = step.last_ready_s is not None and step.unfinished == 0
             if is_over:
                 self._end_step(step)
         except Exception as error:  # noqa: BLE001 - reaches the caller through the bucket
-            self._fail(step, run, error)
+            self._fail(run.bucket, error)
         else:
-            run.succeed()
+            run.bucket.settle(mean, None)
 
     def _end_step(self, step: _Step) -> None:
         assert step.last_ready_s is not None
         ready = step.last_ready_s
-        buckets = tuple(r.stats(ready) for r in sorted(step.runs, key=lambda r: r.index))
+        buckets = tuple(r.stats(ready) for r in sorted(step.runs, key=lambda r: r.bucket.index))
         is_finite = all(r.is_finite for r in step.runs)
         if not is_finite:
             # A loop with loss scaling throws this step away: what it left
@@ -243,18 +243,19 @@ class Synchronizer:
         self._recent.append(stats)
         self._unreported.append(stats)
 
-    def _fail(self, step: _Step, run: BucketRun, error: BaseException) -> None:
+    def _fail(self, bucket: Bucket, error: BaseException) -> None:
         """Fail a bucket, and disconnect so that the other ranks notice at once."""
-        shown = ", ".join(run.names[:4]) + (", ..." if len(run.names) > 4 else "")  # noqa: PLR2004
-        where = f"step {step.number}, bucket {run.index} ({shown})"
         if isinstance(error, CollectiveError):
-            error.args = (f"{where}: {error}",)
+            error.args = (f"{bucket}: {error}",)
+            failure = error
         else:
-            error.add_note(where)
+            detail = f"{bucket}: {type(error).__name__}: {error}"
+            failure = CollectiveError("reduce", self.rank, detail)
+            failure.__cause__ = error
         if self._failure is None:
-            self._failure = error
+            self._failure = str(failure)  # not the error itself: its frames hold tensors
             self._mailbox.close()
-        run.deliver(None, error)
+        bucket.settle(None, failure)
 
     def stats(self) -> Stats:
         """Return what the latest steps cost, and what is not compressed."""
@@ -347,8 +348,8 @@ class Synchronizer:
 
 
 def _close(worker: Worker, mailbox: Mailbox) -> None:
+    mailbox.close()  # first: what the worker waits for then has an outcome
     worker.close()
-    mailbox.close()
 
 
 def _nothing() -> Steps[None]:

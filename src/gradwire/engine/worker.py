@@ -49,18 +49,28 @@ class Worker:
         self._ready.put(_Task(steps, finish))
 
     def close(self) -> None:
-        """End the thread once it has nothing to advance. Can be called twice."""
+        """End the thread once every task has ended. Can be called twice.
+
+        Whoever calls it sees to it that no transfer stays without an outcome.
+        """
         self._ready.put(None)
         if self._thread is not threading.current_thread():
             self._thread.join()
 
     def _run(self) -> None:
+        under_way, is_closing = 0, False
         with torch.no_grad():
-            while (task := self._ready.get()) is not None:
-                self._advance(task)
+            while under_way or not is_closing:
+                task = self._ready.get()
+                if task is None:
+                    is_closing = True
+                    continue
+                under_way += task.waited_for is None
+                under_way -= self._advance(task)
                 del task  # an idle thread keeps no tensor alive
 
-    def _advance(self, task: _Task) -> None:
+    def _advance(self, task: _Task) -> bool:
+        """Run a task up to its next transfer, and return whether it has ended."""
         try:
             failure = task.waited_for.exception() if task.waited_for else None
             task.waited_for = task.steps.throw(failure) if failure else next(task.steps)
@@ -70,3 +80,6 @@ class Worker:
             task.finish(error)
         else:
             task.waited_for.add_done_callback(lambda _: self._ready.put(task))
+            return False
+        task.waited_for = None  # whose callback holds the task: a circle, and buffers in it
+        return True

@@ -4,9 +4,8 @@
 
 import warnings
 import weakref
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -16,13 +15,11 @@ from torch.nn.parallel import DistributedDataParallel as DDP  # noqa: N817 - as 
 from gradwire.comm.base import Mailbox
 from gradwire.comm.shaped import Link, ShapedMailbox
 from gradwire.comm.torch_dist import TorchMailbox
-from gradwire.engine.layout import storage_shape
 from gradwire.engine.stats import StepStats
 from gradwire.engine.synchronizer import Synchronizer
-from gradwire.errors import GradwireError, RankMismatchError, SpecError
-from gradwire.key import name_hash
-from gradwire.plan import Parameter, Plan, load_plan
-from gradwire.spec import Entry, ReducerSpec
+from gradwire.integrations.agreement import agree, stranger, trained
+from gradwire.plan import Plan
+from gradwire.spec import ReducerSpec
 
 _WRAPPED_IN = ("_orig_mod", "module", "_forward_module", "model", "strategy")
 _LOOKED_AT_EVERY = 100
@@ -39,7 +36,8 @@ def attach(
     """Compress the gradients of a DistributedDataParallel model from now on.
 
     Call it on every rank, once, after wrapping the model. The training loop
-    stays as it is.
+    stays as it is. Parameters that DDP ignores or averages by itself
+    (`delay_all_reduce_named_params`) are left to it.
 
     Args:
         model: A DDP model, or an object with exactly one inside (compiled, or
@@ -87,11 +85,11 @@ def attach(
         )
     mailbox: Mailbox = TorchMailbox(ddp.process_group)
     try:
-        chosen, parameters = _agree(ddp, plan, mailbox)
+        chosen, parameters = agree(ddp, plan, check_every, mailbox)
         if link is not None:
             mailbox = ShapedMailbox(mailbox, link)
         reference = weakref.ref(ddp)
-        forwards = _Forwards()
+        watch = _Watch(ddp)
         sync = Synchronizer(
             chosen,
             parameters,
@@ -100,10 +98,10 @@ def attach(
             check_every=check_every,
             on_step=on_step,
             replicas=lambda: _replicas(reference),
-            forwards=lambda: forwards.count,
+            forwards=lambda: watch.forwards,
         )
-        ddp.register_comm_hook(_Hook(sync, ddp), _hook)
-        ddp.register_forward_pre_hook(forwards)
+        ddp.register_comm_hook(_Hook(sync, watch.names), _hook)
+        ddp.register_forward_pre_hook(watch)
     except BaseException:
         mailbox.close()
         raise
@@ -158,108 +156,23 @@ def _ddps(thing: object, depth: int) -> Iterator[DDP]:
                 yield from _ddps(inner, depth - 1)
 
 
-def _agree(
-    ddp: DDP, plan: Plan | ReducerSpec | str | Path | None, mailbox: Mailbox
-) -> tuple[Plan, list[Parameter]]:
-    """Read plan and parameters here, and make sure that all ranks read the same."""
-    problem: Exception | None = None
-    chosen, parameters = Plan(()), []
-    try:
-        chosen = load_plan(plan)
-        parameters = _parameters(ddp)
-        _refuse(ddp)
-    except (GradwireError, TypeError) as error:
-        problem = error
-    mine = {
-        "problem": str(problem) if problem else "",
-        "plan": chosen.digest(),
-        "parameters": [tuple(p) for p in parameters],
-    }
-    everyone = [v for v in mailbox.gather_objects(mine) if isinstance(v, dict)]
-    if problem is not None:
-        raise problem
-    digests = {r: str(v["plan"]) for r, v in enumerate(everyone)}
-    for rank, theirs in enumerate(everyone):
-        difference = _difference(everyone[0], theirs, rank)
-        if difference:
-            raise RankMismatchError("attach", mailbox.rank, difference, digests)
-    return chosen, parameters
+class _Watch:
+    """Runs before each forward pass: counts them, and looks for new parameters."""
 
+    def __init__(self, ddp: DDP) -> None:
+        self.names = {id(p): name for name, p in trained(ddp).items()}
+        self.forwards = 0
+        self._model = id(ddp)
 
-def _difference(first: Mapping[str, Any], theirs: Mapping[str, Any], rank: int) -> str | None:
-    """Say how a rank's reading differs from rank 0's, or return None."""
-    for number, reading in ((0, first), (rank, theirs)):
-        if reading["problem"]:
-            return f"rank {number} refused: {reading['problem']}"
-    if first["plan"] != theirs["plan"]:
-        return f"plans differ: digest {first['plan']} on rank 0, {theirs['plan']} on rank {rank}"
-    ours, others = first["parameters"], theirs["parameters"]
-    if len(ours) != len(others):
-        return f"{len(ours)} parameters on rank 0, {len(others)} on rank {rank}"
-    for a, b in zip(ours, others, strict=True):
-        if a != b:
-            return f"parameters differ: {Parameter(*a)} on rank 0, {Parameter(*b)} on rank {rank}"
-    return None
-
-
-def _trained(ddp: DDP) -> dict[str, nn.Parameter]:
-    """Return the parameters DDP synchronises, by name."""
-    ignored = set(ddp.parameters_to_ignore) | {
-        f"module.{name}" for name in ddp.parameters_to_ignore
-    }
-    return {
-        name: p
-        for name, p in ddp.module.named_parameters()
-        if p.requires_grad and name not in ignored
-    }
-
-
-def _parameters(ddp: DDP) -> list[Parameter]:
-    sparse = {
-        id(module.weight)
-        for module in ddp.module.modules()
-        if isinstance(module, (nn.Embedding, nn.EmbeddingBag)) and module.sparse
-    }
-    return [
-        Parameter(
-            name,
-            Entry(name_hash(name), storage_shape(p)),
-            str(p.dtype).removeprefix("torch."),
-            id(p) in sparse,
-        )
-        for name, p in _trained(ddp).items()
-    ]
-
-
-def _refuse(ddp: DDP) -> None:
-    """Refuse, in words, what cannot be combined with a hook."""
-    for name, p in _trained(ddp).items():
-        if p.device.type != "cpu":
-            raise SpecError(f"device of {name}", str(p.device), "the CPU; GPUs are not served yet")
-        if getattr(p, "_in_backward_optimizers", None):
-            raise SpecError(
-                f"optimizer of {name}",
-                "inside backward",
-                "outside of it: it would step before gradients are averaged",
-            )
-    if ddp.mixed_precision is not None:
-        raise SpecError("DDP(mixed_precision)", "set", "None: it brings a hook of its own")
-    if getattr(torch._dynamo.config, "optimize_ddp", None) == "python_reducer":  # noqa: SLF001
-        raise SpecError(
-            "torch._dynamo.config.optimize_ddp",
-            "python_reducer",
-            "True or False: that reducer does not use hooks",
-        )
-
-
-class _Forwards:
-    """Counts forward passes that will have a backward pass."""
-
-    count = 0
-
-    @torch.compiler.disable  # or a compiled model would be compiled anew for each number
-    def __call__(self, model: nn.Module, inputs: object) -> None:
-        self.count += torch.is_grad_enabled()
+    def __call__(self, ddp: DDP, _inputs: object) -> None:
+        """Refuse parameters that came after attaching: DDP does not know them."""
+        if torch.compiler.is_compiling() or id(ddp) != self._model:
+            return  # a changing count would have it compiled anew; a copy has no hook
+        if self.forwards % _LOOKED_AT_EVERY < 3:  # noqa: PLR2004 - at the start, then rarely
+            for name, p in trained(ddp).items():
+                if id(p) not in self.names:
+                    raise stranger(name)
+        self.forwards += torch.is_grad_enabled()
 
 
 class _Hook:
@@ -268,11 +181,9 @@ class _Hook:
     It must not hold the DDP model, which would then never be freed.
     """
 
-    def __init__(self, sync: Synchronizer, ddp: DDP) -> None:
+    def __init__(self, sync: Synchronizer, names: dict[int, str]) -> None:
         self.sync = sync
-        self._ddp = weakref.ref(ddp)
-        self._names = {id(p): name for name, p in _trained(ddp).items()}
-        self._steps = 0
+        self._names = names
 
     def __reduce__(self) -> tuple[type[None], tuple[()]]:
         """Become None in a copy of the model: DDP gives copies a reducer without hook."""
@@ -280,22 +191,7 @@ class _Hook:
 
     def names(self, bucket: GradBucket) -> tuple[str, ...]:
         """Return the names of a bucket's parameters, in order."""
-        if bucket.index() == 0:
-            if self._steps % _LOOKED_AT_EVERY < 3:  # noqa: PLR2004 - soon after wrapping, then rarely
-                self._look_for_strangers()
-            self._steps += 1
         return tuple(self._names[id(p)] for p in bucket.parameters())
-
-    def _look_for_strangers(self) -> None:
-        ddp = self._ddp()
-        for name, p in _trained(ddp).items() if ddp is not None else ():
-            if id(p) not in self._names:
-                raise SpecError(
-                    f"parameter {name}",
-                    "new",
-                    "one of those DDP was built with, and would not be synchronised:"
-                    " wrap the model again after replacing or unfreezing parameters",
-                )
 
 
 def _hook(state: _Hook, bucket: GradBucket) -> torch.futures.Future[Tensor]:
@@ -324,4 +220,4 @@ def _unwrap(arrived: torch.futures.Future[tuple[Tensor | None, BaseException | N
 
 def _replicas(reference: weakref.ref[DDP]) -> dict[str, Tensor]:
     ddp = reference()
-    return {} if ddp is None else {n: p.detach() for n, p in _trained(ddp).items()}
+    return {} if ddp is None else {n: p.detach() for n, p in trained(ddp).items()}

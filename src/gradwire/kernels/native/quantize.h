@@ -61,15 +61,27 @@ struct Levels {
   static constexpr float kShift = kRoundingShift + (B == 1 ? 0.5f : (float)kBias) * (1 << kFraction);
   static constexpr int32_t kTop = kRoundingBits >> kFraction;
 
-  // What kTop, which is a multiple of 64, adds to word `w` of a period.
-  static constexpr uint32_t top_sum(int w) {
-    uint32_t sum = 0;
+  struct PerWord {
+    uint32_t of[kPeriodWords];
+  };
+  // What kTop, which is a multiple of 64, adds to each word of a period.
+  static constexpr PerWord top_sums() {
+    PerWord sums = {};
     for (int r = 0; r < kPeriodRows; r++) {
       const int word = r * B / 32, offset = r * B % 32;
-      if (word == w) sum += (uint32_t)kTop << offset;
-      if (word + 1 == w && offset + B > 32) sum += (uint32_t)kTop >> (32 - offset);
+      sums.of[word] += (uint32_t)kTop << offset;
+      if (offset + B > 32) sums.of[word + 1] += (uint32_t)kTop >> (32 - offset);
     }
-    return sum;
+    return sums;
+  }
+  // The places of the codes' top bits.
+  static constexpr PerWord top_bits() {
+    PerWord bits = {};
+    for (int r = 0; r < kPeriodRows; r++) {
+      const int last = r * B + B - 1;
+      bits.of[last / 32] |= 1u << (last % 32);
+    }
+    return bits;
   }
 
   template <Feedback F>
@@ -87,9 +99,10 @@ struct Levels {
     const Floats inverse = splat(b.inverse), scale = splat(b.scale), gain = splat(b.gain);
     const Words half = (Words)splat(0.5f * b.scale);
     Words counters = first_counters(b.key, 0);
+    constexpr PerWord kSums = top_sums();
     for (int64_t row = 0; row < 32 * groups; row += kPeriodRows) {
       Words packed[kPeriodWords];
-      for (int w = 0; w < kPeriodWords; w++) packed[w] = splat_words(0 - top_sum(w));
+      for (int w = 0; w < kPeriodWords; w++) packed[w] = splat_words(0 - kSums.of[w]);
       Words random = splat_words(0);
 #pragma GCC unroll 32
       for (int r = 0; r < kPeriodRows; r++) {
@@ -113,8 +126,7 @@ struct Levels {
               B == 1 ? (Floats)(half | minus) : to_floats(code - splat_ints(kTop + kBias)) * scale;
           keep<F>(kept, v, decoded, gain);
         }
-        constexpr int kBits = B;
-        const int word = r * kBits / 32, offset = r * kBits % 32;
+        const int word = r * B / 32, offset = r * B % 32;
         packed[word] += (Words)code << offset;
         if (offset + B > 32)
           packed[word + 1 < kPeriodWords ? word + 1 : word] += (Words)code >> (32 - offset);
@@ -140,29 +152,21 @@ struct Levels {
   GW_OUTLINE void decode_groups(const uint8_t* codes, float scale_value, float* out, int64_t groups) {
     const Floats scale = splat(scale_value);
     const Words half = (Words)splat(0.5f * scale_value), top = splat_words(0x80000000u);
+    constexpr PerWord kBits = top_bits();
     for (int64_t row = 0; row < 32 * groups; row += kPeriodRows) {
       Words packed[kPeriodWords];
       for (int w = 0; w < kPeriodWords; w++, codes += 32)
-        packed[w] = load_words(codes) ^ splat_words(top_bits(w));
+        packed[w] = load_words(codes) ^ splat_words(kBits.of[w]);
 #pragma GCC unroll 32
       for (int r = 0; r < kPeriodRows; r++, out += 8) {
-        constexpr int kBits = B;
-        const int word = r * kBits / 32, offset = r * kBits % 32, above = 32 - kBits - offset;
+        const int word = r * B / 32, offset = r * B % 32, above = 32 - B - offset;
         Words high = above >= 0 ? packed[word] << above : packed[word] >> -above;
         if (above < 0) high |= packed[word + 1 < kPeriodWords ? word + 1 : word] << (32 + above);
         const Floats value = B == 1 ? (Floats)(half | (high & top))
-                                    : to_floats((Ints)high >> (32 - kBits)) * scale;
+                                    : to_floats((Ints)high >> (32 - B)) * scale;
         store(out, kAdd ? load(out) + value : value);
       }
     }
-  }
-
-  // The top bit of each code that has it in word `w` of a period.
-  static constexpr uint32_t top_bits(int w) {
-    uint32_t bits = 0;
-    for (int r = 0; r < kPeriodRows; r++)
-      if ((r * B + B - 1) / 32 == w) bits |= 1u << ((r * B + B - 1) % 32);
-    return bits;
   }
 };
 

@@ -1,0 +1,175 @@
+"""What all ranks must agree on before the first exchange, and what none may do."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel as DDP  # noqa: N817 - as everyone calls it
+
+from gradwire.comm.base import Mailbox
+from gradwire.engine.layout import storage_shape
+from gradwire.errors import RankMismatchError, SpecError
+from gradwire.key import name_hash
+from gradwire.plan import Parameter, Plan, load_plan
+from gradwire.spec import Entry, ReducerSpec
+
+
+def agree(
+    ddp: DDP, plan: Plan | ReducerSpec | str | Path | None, check_every: int, mailbox: Mailbox
+) -> tuple[Plan, list[Parameter]]:
+    """Read plan and parameters here, and make sure that all ranks read the same.
+
+    Raises:
+        SpecError: The plan asks for what cannot exist, or the model uses what
+            cannot be combined with a hook.
+        RankMismatchError: Another rank has refused, or has read something else.
+    """
+    problem: Exception | None = None
+    chosen, parameters = Plan(()), []
+    try:
+        chosen = load_plan(plan)
+        parameters = _parameters(ddp)
+        _refuse(ddp)
+    except Exception as error:  # noqa: BLE001 - raised below, once the others know
+        problem = error
+    mine = {
+        "problem": f"{type(problem).__name__}: {problem}" if problem else "",
+        "plan": chosen.digest(),
+        "check_every": check_every,
+        "parameters": [tuple(p) for p in parameters],
+    }
+    everyone = [v for v in mailbox.gather_objects(mine) if isinstance(v, dict)]
+    if problem is not None:
+        raise problem
+    digests = {r: str(v["plan"]) for r, v in enumerate(everyone)}
+    for rank, theirs in enumerate(everyone):
+        difference = _difference(everyone[0], theirs, rank)
+        if difference:
+            raise RankMismatchError("attach", mailbox.rank, difference, digests)
+    return chosen, parameters
+
+
+def _difference(first: Mapping[str, Any], theirs: Mapping[str, Any], rank: int) -> str | None:
+    """Say how a rank's reading differs from rank 0's, or return None."""
+    for number, reading in ((0, first), (rank, theirs)):
+        if reading["problem"]:
+            return f"rank {number} refused: {reading['problem']}"
+    ours = [Parameter(*p) for p in first["parameters"]]
+    others = [Parameter(*p) for p in theirs["parameters"]]
+    pairs = [
+        ("plans (digest)", first["plan"], theirs["plan"]),
+        ("check_every", first["check_every"], theirs["check_every"]),
+        ("number of parameters", len(ours), len(others)),
+    ]
+    for a, b in zip(ours, others, strict=False):
+        pairs += [
+            ("parameter names", a.name, b.name),
+            (f"shape of {a.name}", tuple(a.entry.shape), tuple(b.entry.shape)),
+            (f"dtype of {a.name}", a.dtype, b.dtype),
+            (f"sparse gradient of {a.name}", a.is_sparse, b.is_sparse),
+        ]
+    for what, a_value, b_value in pairs:
+        if a_value != b_value:
+            return f"{what} differ: {a_value} on rank 0, {b_value} on rank {rank}"
+    return None
+
+
+def logged(ddp: DDP, what: str) -> int:
+    """Return one of the numbers that DDP keeps of itself; 0 before it has any."""
+    read: Callable[[], dict[str, int]] = ddp._get_ddp_logging_data  # noqa: SLF001 - no public way
+    return read().get(what, 0)
+
+
+def trained(ddp: DDP) -> dict[str, nn.Parameter]:
+    """Return the parameters that DDP synchronises and our hook sees, by name."""
+    return {
+        name: p
+        for name, p in ddp.module.named_parameters()
+        if p.requires_grad and _ddp_name(name) not in ddp.parameters_to_ignore
+    }
+
+
+def _ddp_name(name: str) -> str:
+    """Return a name as DDP looks for it: with a dot even where there is no submodule."""
+    return name if "." in name else f".{name}"
+
+
+def _parameters(ddp: DDP) -> list[Parameter]:
+    sparse = {
+        id(module.weight)
+        for module in ddp.module.modules()
+        if isinstance(module, (nn.Embedding, nn.EmbeddingBag)) and module.sparse
+    }
+    return [
+        Parameter(
+            name,
+            Entry(name_hash(name), storage_shape(p)),
+            str(p.dtype).removeprefix("torch."),
+            id(p) in sparse,
+        )
+        for name, p in trained(ddp).items()
+    ]
+
+
+def _refuse(ddp: DDP) -> None:
+    """Refuse, in words, what cannot be combined with a hook."""
+    if ddp._comm_hooks:  # noqa: SLF001 - no public way to read it
+        hook, _ = ddp._comm_hooks[0]  # noqa: SLF001
+        raise SpecError(
+            "communication hook of DDP",
+            hook.__qualname__,
+            "unset: a DDP model takes one only; wrap the model anew to attach again",
+        )
+    if ddp._delay_all_reduce_all_params:  # noqa: SLF001
+        raise SpecError(
+            "DDP(delay_all_reduce_named_params)",
+            "all parameters",
+            "fewer than all: those bypass the hook, and nothing is left to compress",
+        )
+    _refuse_strangers(ddp)
+    for name, p in trained(ddp).items():
+        if p.device.type != "cpu":
+            raise SpecError(f"device of {name}", str(p.device), "the CPU; GPUs are not served yet")
+        if getattr(p, "_in_backward_optimizers", None):
+            raise SpecError(
+                f"optimizer of {name}",
+                "inside backward",
+                "outside of it: it would step before gradients are averaged",
+            )
+    if ddp.mixed_precision is not None:
+        raise SpecError("DDP(mixed_precision)", "set", "None: it brings a hook of its own")
+    if ddp._use_python_reducer:  # noqa: SLF001
+        raise SpecError(
+            "torch._dynamo.config.optimize_ddp",
+            "python_reducer",
+            "True or False: that reducer does not use hooks",
+        )
+
+
+def _refuse_strangers(ddp: DDP) -> None:
+    """Refuse parameters that were replaced, added or unfrozen after wrapping."""
+    known = {id(p) for p in ddp._module_parameters}  # noqa: SLF001
+    parameters = trained(ddp)
+    for name, p in parameters.items():
+        if id(p) not in known:
+            raise stranger(name)
+    wrapped = logged(ddp, "num_parameter_tensors")
+    if wrapped != len(parameters):
+        raise SpecError(
+            "number of trained parameters",
+            len(parameters),
+            f"{wrapped}, as when DDP was built: freeze and unfreeze before wrapping the model",
+        )
+
+
+def stranger(name: str) -> SpecError:
+    """Return the error for a parameter that DDP does not know."""
+    return SpecError(
+        f"parameter {name}",
+        "new",
+        "one of those DDP was built with, and would not be synchronised:"
+        " wrap the model again after replacing or unfreezing parameters",
+    )
