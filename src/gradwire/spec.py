@@ -184,6 +184,15 @@ class Quantize:
             raise SpecError("Quantize.rounding", self.rounding, "one of: stochastic, nearest")
         _check_block_size("Quantize", self.block_size)
 
+    @property
+    def is_contraction(self) -> bool:
+        """Whether less is lost than was there, as feedback needs.
+
+        Stochastic levels -1, 0, 1 lose 1.4 times the square of normally
+        distributed values (blocks of 256), the two levels of 1 bit still more.
+        """
+        return self.bits > 2 or (self.bits, self.rounding) == (2, "nearest")  # noqa: PLR2004 - above
+
     def num_bytes(self, numels: Sequence[int]) -> int:
         """Size of the payload: one float32 scale a block, then packed codes."""
         codes = sum(packed_bytes(n, self.bits) for n in numels)
@@ -263,6 +272,15 @@ class Sparse:
         return align(4 * len(numels)) + 2 * align(4 * slots)
 
 
+def _check_feedback(owner: str, codec: CodecSpec, *, feedback: bool) -> None:
+    """Refuse feedback where the residual would grow without end."""
+    if feedback and isinstance(codec, Quantize) and not codec.is_contraction:
+        remedy = "use more bits, Sign, feedback=False, or rounding='nearest' with 2 bits"
+        raise SpecError(
+            f"{owner}.feedback", feedback, f"possible with {codec}, which loses too much: {remedy}"
+        )
+
+
 def _even_transfers(numel: int, itemsize: int, world_size: int, rank: int) -> tuple[Transfer, ...]:
     """Exchanges of a direct all-reduce: shards to their owners, then back."""
     if world_size == 1 or numel == 0:
@@ -339,7 +357,7 @@ class TwoPhase:
             raise SpecError(
                 "TwoPhase.second", self.second, "of a block size that divides the codec's"
             )
-        _check_feedback(self)
+        _check_feedback("TwoPhase", self.codec, feedback=self.feedback)
 
     @property
     def mean_codec(self) -> CodecSpec:
@@ -378,21 +396,6 @@ def _spread_and_collect(sizes: Sequence[int], rank: int) -> tuple[int, int]:
     return sum(sizes) - sizes[rank], sizes[rank] * (len(sizes) - 1)
 
 
-def _check_feedback(spec: TwoPhase | Broadcast) -> None:
-    """Refuse feedback where each step loses more than it owed, and residuals grow for ever."""
-    codec = spec.codec
-    if not (spec.feedback and isinstance(codec, Quantize)) or codec.bits >= _STABLE_BITS:
-        return
-    if codec.bits == 1:
-        raise SpecError(f"{type(spec).__name__}.codec", codec, "stable with feedback: use Sign")
-    if codec.rounding == "stochastic":
-        raise SpecError(
-            f"{type(spec).__name__}.codec",
-            codec,
-            "stable with feedback: use rounding='nearest', or feedback=False",
-        )
-
-
 def stretches(numel: int) -> list[Stretch]:
     """Cut a parameter into stretches short enough for 32-bit places.
 
@@ -425,7 +428,7 @@ class Broadcast:
 
     def __post_init__(self) -> None:
         _check_codec("Broadcast.codec", self.codec)
-        _check_feedback(self)
+        _check_feedback("Broadcast", self.codec, feedback=self.feedback)
 
     def transfers(
         self, entries: Sequence[Entry], world_size: int, rank: int
@@ -501,6 +504,8 @@ def parse_reducer(text: str) -> ReducerSpec:
             `threshold`, `random_k`, `low_rank`; the last four take a number
             after a colon (`topk:0.001`, `low_rank:4`). `@broadcast` or
             `@two_phase` at the end chooses the reducer: `int4@broadcast`.
+            `int2` rounds to nearest and `int1` has no feedback, for with
+            stochastic rounding their residuals would grow without end.
 
     Raises:
         UnknownIdError: No such short name.
@@ -523,9 +528,18 @@ def parse_reducer(text: str) -> ReducerSpec:
     reducer = how or ("broadcast" if isinstance(codec, Sparse) else "two_phase")
     if reducer not in ("broadcast", "two_phase"):
         raise UnknownIdError("reducer", reducer, ["broadcast", "two_phase"])
-    is_exact = isinstance(codec, Float) and codec.format in _DENSE
-    feedback = not is_exact and codec != Quantize(1)
+    feedback = _wants_feedback(codec)
     return Broadcast(codec, feedback) if reducer == "broadcast" else TwoPhase(codec, feedback)
+
+
+def _wants_feedback(codec: CodecSpec) -> bool:
+    match codec:
+        case Float():
+            return codec.format not in _DENSE
+        case Quantize():
+            return codec.is_contraction
+        case _:
+            return True
 
 
 def _parse_codec(text: str, name: str, number: str) -> CodecSpec:
@@ -541,8 +555,7 @@ def _parse_codec(text: str, name: str, number: str) -> CodecSpec:
     if name == "sign" and not number:
         return Sign()
     if name.startswith("int") and name[3:].isdigit() and not number:
-        bits = int(name[3:])
-        return Quantize(bits, rounding="nearest" if bits == 2 else "stochastic")  # noqa: PLR2004 - see _check_feedback
+        return Quantize(int(name[3:]), rounding="nearest" if name == "int2" else "stochastic")
     if name == "topk":
         return Sparse(_parameter(text, number, 0.01), "exact")
     if name == "threshold":

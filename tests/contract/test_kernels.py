@@ -47,7 +47,21 @@ def values(numel: int, seed: int = 0) -> Tensor:
 def harsh_values(numel: int) -> Tensor:
     """Blocks of 256 with every kind of odd content."""
     x = values(numel, 3)
-    kinds = (0.0, -0.0, 1e-40, 3e-38, 1.2e-38, 1e38, 3e38, 1e-25, 1e25, "nan", "inf", "-inf", "huge")
+    kinds = (
+        0.0,
+        -0.0,
+        1e-40,
+        3e-38,
+        1.2e-38,
+        1e38,
+        3e38,
+        1e-25,
+        1e25,
+        "nan",
+        "inf",
+        "-inf",
+        "huge",
+    )
     for index, kind in enumerate(kinds):
         block = x[index * 256 : (index + 1) * 256]
         if isinstance(kind, float):
@@ -70,7 +84,9 @@ def assert_same_bits(a: Tensor, b: Tensor) -> None:
     assert not wrong.any(), f"{int(wrong.sum())} values differ, first at {wrong.nonzero()[0]}"
 
 
-def check_encode(op: str, segments: Tensor, size: int, details: tuple, x: Tensor, mode: str) -> Tensor:
+def check_encode(
+    op: str, segments: Tensor, size: int, details: tuple, x: Tensor, mode: str
+) -> Tensor:
     """Run both back ends; return the payload they agree on."""
     feedback, gain = FEEDBACK[mode]
     results = []
@@ -100,7 +116,9 @@ def check_decode(op: str, segments: Tensor, details: tuple, payloads: Tensor) ->
         assert_same_bits(*outs)
 
 
-def check(op: str, segments: Tensor, spec: Quantize | Sign | Float, details: tuple, x: Tensor) -> None:
+def check(
+    op: str, segments: Tensor, spec: Quantize | Sign | Float, details: tuple, x: Tensor
+) -> None:
     numels = segments[:, 2].tolist()
     encode = (details[0], *details[1:])
     decode = details[1:3] if op == "quantize" else details

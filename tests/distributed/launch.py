@@ -19,6 +19,7 @@ from multiprocessing.process import BaseProcess
 from typing import TypeVar
 
 import torch
+import torch._dynamo  # each child would import it at its first optimizer step, for seconds
 import torch.distributed as dist
 
 T = TypeVar("T")

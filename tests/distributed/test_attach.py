@@ -178,7 +178,10 @@ REFUSED = {
         _all_delayed,
         r"SpecError: DDP\(delay_all_reduce_named_params\)='all parameters' is not fewer",
     ),
-    "unknown short name": (_with("int9000x"), "UnknownIdError: spec='int9000x' is not one of: none"),
+    "unknown short name": (
+        _with("int9000x"),
+        "UnknownIdError: spec='int9000x' is not one of: none",
+    ),
     "number out of range": (_with("int9"), "SpecError: Quantize.bits=9 is not a whole number"),
     "no file": (_with("no/plan.json"), "SpecError: plan='no/plan.json' is not the path of an"),
     "negative check_every": (_with("int4", check_every=-1), "SpecError: check_every=-1 is not"),

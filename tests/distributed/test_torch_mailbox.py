@@ -1,7 +1,4 @@
 import random
-import subprocess
-import sys
-import textwrap
 import time
 
 import pytest
@@ -334,43 +331,3 @@ def test_close_gives_up_what_is_under_way():
 
     for text in run_processes(2, body)[0]:
         assert "the mailbox was closed" in text
-
-
-SCRIPT = """
-    import sys, time, torch, torch.distributed as dist
-    from gradwire.comm.torch_dist import TorchMailbox
-    rank, store, ending = int(sys.argv[1]), sys.argv[2], sys.argv[3]
-    dist.init_process_group("gloo", store=dist.FileStore(store, 2), rank=rank, world_size=2)
-    mailbox = TorchMailbox(None)
-    box = torch.zeros(10000)
-    for tag in range(3):
-        mailbox.exchange(tag, {1 - rank: torch.ones(10000)}, {1 - rank: box}).result()
-    if ending == "outstanding":
-        for tag in range(100):
-            pending = mailbox.exchange(tag, {}, {1 - rank: box})
-            pending.add_done_callback(lambda _: time.sleep(0.01))
-    if ending == "exception":
-        raise ValueError("the end")
-    if ending == "interrupt":
-        raise KeyboardInterrupt
-    if ending == "forgotten":
-        del mailbox
-"""
-
-
-@pytest.mark.parametrize(
-    ("ending", "exit_code"),
-    [("plain", 0), ("outstanding", 0), ("forgotten", 0), ("exception", 1), ("interrupt", -2)],
-)
-def test_process_ends_well_without_any_clean_up(tmp_path, ending, exit_code):
-    command = [sys.executable, "-c", textwrap.dedent(SCRIPT)]
-    ranks = [
-        subprocess.Popen(  # noqa: S603 - this interpreter
-            [*command, str(rank), str(tmp_path / "store"), ending],
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for rank in range(2)
-    ]
-    errors = [rank.communicate(timeout=60)[1] for rank in ranks]
-    assert [rank.returncode for rank in ranks] == [exit_code] * 2, errors

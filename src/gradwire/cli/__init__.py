@@ -1,1 +1,52 @@
-"""gradwire: PyTorch data-parallel training made fast on slow networks."""
+"""The command line: one command a file. Starts without loading torch."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+import click
+
+from gradwire.cli import demo, doctor
+from gradwire.errors import CommandError, GradwireError, SpecError
+from gradwire.version import installed_version
+
+USAGE_ERROR = 2
+_INTERRUPTED = 130
+
+
+class Commands(click.Group):
+    """A group that answers every mistake in one line on standard error."""
+
+    def main(self, args: Sequence[str] | None = None, *rest: Any, **options: Any) -> Any:  # noqa: ANN401 - click's signature
+        """Run a command and exit: 0 done, 1 failed, 2 wrong usage, 130 interrupted."""
+        options["standalone_mode"] = False
+        try:
+            code = super().main(args, *rest, **options)
+        except click.ClickException as error:
+            code = _report(error.format_message(), error.exit_code)
+        except CommandError as error:
+            code = _report(str(error), error.exit_code)
+        except SpecError as error:
+            code = _report(str(error), USAGE_ERROR)
+        except GradwireError as error:
+            code = _report(str(error), 1)
+        except (click.Abort, KeyboardInterrupt):
+            code = _report("interrupted", _INTERRUPTED)
+        sys.exit(code)
+
+
+def _report(message: str, code: int) -> int:
+    click.echo(f"gradwire: {message}", err=True)
+    return code
+
+
+@click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(installed_version(), message="%(prog)s %(version)s")
+def main() -> None:
+    """Compressed gradient exchange for PyTorch data-parallel training."""
+
+
+main.add_command(demo.command)
+main.add_command(doctor.command)

@@ -77,7 +77,7 @@ class Channel:
 
 
 def all_reduce_by_shards(data: Tensor, group: Collective) -> Steps[None]:
-    """Sum `data` over ranks, each rank adding up one shard (see `Collective.all_reduce`)."""
+    """Sum `data` over ranks, each of which adds up one shard of it."""
     if group.world_size == 1 or data.numel() == 0:
         return
     ranks = range(group.world_size)

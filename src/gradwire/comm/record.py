@@ -63,7 +63,7 @@ class Recorder:
     def exchange(
         self, tag: int, sends: Mapping[int, Tensor], receives: Mapping[int, Tensor]
     ) -> Pending:
-        """Pass the exchange on, and count it once it is complete (see `Mailbox.exchange`)."""
+        """Pass an exchange on, and count it once complete (see `Mailbox.exchange`)."""
         sent_bytes, received_bytes = _num_bytes(sends.values()), _num_bytes(receives.values())
         recorded: Pending = Pending()
         recorded.set_running_or_notify_cancel()

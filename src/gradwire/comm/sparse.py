@@ -10,7 +10,7 @@ from gradwire.errors import SpecError
 
 
 def sparse_all_reduce(data: Tensor, group: Collective) -> Steps[Tensor]:
-    """Return the sum of a COO tensor over ranks, which hold different numbers of values.
+    """Return the sum of a sparse tensor over ranks that touch different rows.
 
     Every rank's indices and values go to every other, and are added in rank
     order: bit-identical everywhere.

@@ -1,4 +1,4 @@
-"""Collectives by the back end of a process group, where messages have no tags (NCCL)."""
+"""Collectives of a back end whose messages have no tags (NCCL)."""
 
 from __future__ import annotations
 

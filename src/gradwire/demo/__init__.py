@@ -1,1 +1,1 @@
-"""gradwire: PyTorch data-parallel training made fast on slow networks."""
+"""The demo: one small training, once for each way of exchanging gradients."""

@@ -81,7 +81,7 @@ class BucketRun:
         recorder: Counts this bucket's bytes.
         hold_unused: Whether a gradient of zeros means that the parameter took
             no part, so that what it owes must wait.
-        is_measured: Whether to estimate the relative error.
+        is_measured: Whether to estimate the relative error of all parameters.
         is_checked: Whether to verify conservation.
     """
 
@@ -129,7 +129,7 @@ class BucketRun:
         x = self._values()
         uses_feedback = reducer.spec.feedback and self.state.residual is not None
         held = self._hold(part.slots) if uses_feedback and self.hold_unused else []
-        before = self._norms(part.slots) if uses_feedback and self.is_measured else None
+        before = self._norms(self._sampled(part.slots)) if uses_feedback else None
         check = None
         if self.is_checked and (uses_feedback or reducer.spec == DENSE):
             check = Conservation(x, part, self.state.residual if uses_feedback else None)
@@ -139,7 +139,7 @@ class BucketRun:
         for slot, residual in held:
             self._residual(slot).add_(residual)
         if before is not None:
-            kept = sum(_square(self._residual(slot)) for slot in part.slots)
+            kept = sum(_square(self._residual(slot)) for slot in self._sampled(part.slots))
             self._squares.append((*before, kept))
 
     def _residual(self, slot: Slot) -> Tensor:
@@ -156,6 +156,10 @@ class BucketRun:
                 held.append((slot, residual.clone()))
                 residual.zero_()
         return held
+
+    def _sampled(self, slots: Sequence[Slot]) -> Sequence[Slot]:
+        """Return what to estimate norms from: usually the largest parameter only."""
+        return slots if self.is_measured else [max(slots, key=lambda s: s.entry.numel)]
 
     def _norms(self, slots: Sequence[Slot]) -> tuple[float, float, float]:
         """Estimate squared norms of gradient, residual and their sum."""
@@ -201,13 +205,15 @@ class BucketRun:
             mean = self.buffer
         self._mean = mean
         values = mean.values() if mean.is_sparse else mean
-        self.is_finite = bool(torch.isfinite(values.sum(dtype=torch.float32)))
+        # A sum of finite values can overflow: only then look at each of them.
+        self.is_finite = bool(values.sum().isfinite()) or bool(values.isfinite().all())
         self.done_s = time.perf_counter()
         return mean
 
     def stats(self, last_ready_s: float) -> BucketStats:
         """Return what the bucket cost, given when the step's last gradient was ready."""
         gradient, carried, owed, kept = (sum(s[i] for s in self._squares) for i in range(4))
+        is_measured = self.is_measured and self.is_finite and owed > 0
         counts = self.recorder.take()
         values = self.buffer._values() if self.buffer.is_sparse else self.buffer  # noqa: SLF001 - as it came
         world_size = self.recorder.world_size
@@ -221,8 +227,8 @@ class BucketRun:
             exchange_s=union_s(self.intervals),
             decode_s=self._stage_s["decode"],
             exposed_s=max(0.0, self.done_s - last_ready_s),
-            relative_error=(kept / owed) ** 0.5 if owed > 0 else None,
-            residual_norm=kept**0.5 if self._squares else None,
+            relative_error=(kept / owed) ** 0.5 if is_measured else None,
+            residual_norm=kept**0.5 if is_measured else None,
             gradient_ratio=(carried / gradient) ** 0.5 if gradient > 0 else None,
         )
 

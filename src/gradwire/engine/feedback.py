@@ -22,7 +22,7 @@ class StateWarning(UserWarning):
 
 
 class ErrorFeedback:
-    """The residual of all parameters as one float32 tensor, and where each lies in it.
+    """The residual of the whole model as one float32 tensor, and its table.
 
     Its place does not depend on DDP's buckets, so rebuilding them moves
     nothing, and its size never changes.

@@ -29,7 +29,8 @@ class BucketStats:
             what it owed; estimated from a sample, None where not measured.
         residual_norm: Norm of the bucket's residual, as above.
         gradient_ratio: Norm of what was owed from earlier steps over the norm
-            of the gradient, as above.
+            of the gradient; estimated at every step, from the largest
+            parameter where nothing else is measured.
     """
 
     index: int
@@ -116,8 +117,9 @@ class Stats:
     Attributes:
         steps_done: Synchronised backward passes so far, since the very start
             if the state was loaded.
-        forwards: Forward passes DDP has seen, or None; more than `steps_done`
-            where micro-batches run under `no_sync`.
+        forwards: Forward passes with gradients enabled since `attach`, or
+            None; more than there were steps where micro-batches run under
+            `no_sync`.
         recent: The latest steps, oldest first.
         dense: Parameters that are not compressed, and why.
         residual_bytes: Memory the residual takes.

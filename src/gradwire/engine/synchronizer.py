@@ -89,6 +89,7 @@ class Synchronizer:
         self._current: _Step | None = None
         self._recent: deque[StepStats] = deque(maxlen=_RECENT_STEPS)
         self._unreported: deque[StepStats] = deque(maxlen=_RECENT_STEPS)
+        self._is_stale = False
         self._failure: str | None = None
         self._lock = threading.Lock()
         self._worker = Worker("gradwire-engine")
@@ -173,10 +174,21 @@ class Synchronizer:
             self._current = _Step(self._steps_done)
             while self._unreported:
                 stats = self._unreported.popleft()
-                _warn_if_stale(stats)
+                self._warn_if_stale(stats)
                 if self._on_step is not None:
                     self._on_step(stats)
         return self._current
+
+    def _warn_if_stale(self, stats: StepStats) -> None:
+        ratio = max((b.gradient_ratio or 0.0 for b in stats.buckets), default=0.0)
+        was_stale, self._is_stale = self._is_stale, ratio > _SUSPICIOUS_RATIO
+        if self._is_stale and not was_stale:
+            warnings.warn(
+                f"step {stats.step}: what is owed is {ratio:.0f} times the gradient; if the"
+                " loss scale has changed, call rescale(new / old)",
+                RuntimeWarning,
+                stacklevel=2,
+            )
 
     def _run(self, bucket: Bucket, buffer: Tensor) -> BucketRun:
         layout = None
@@ -338,18 +350,6 @@ class Synchronizer:
 def _close(worker: Worker, mailbox: Mailbox) -> None:
     mailbox.close()  # first: what the worker waits for then has an outcome
     worker.close()
-
-
-def _warn_if_stale(stats: StepStats) -> None:
-    for bucket in stats.buckets:
-        if (bucket.gradient_ratio or 0.0) > _SUSPICIOUS_RATIO:
-            warnings.warn(
-                f"step {stats.step}, bucket {bucket.index}: what is owed is"
-                f" {bucket.gradient_ratio:.0f} times the gradient; if the loss scale has"
-                " changed, call rescale(new / old)",
-                RuntimeWarning,
-                stacklevel=2,
-            )
 
 
 def _nothing() -> Steps[None]:

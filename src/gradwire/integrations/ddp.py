@@ -2,6 +2,7 @@
 
 # No `from __future__ import annotations` here: DDP reads the hook's annotations.
 
+import warnings
 import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -16,7 +17,7 @@ from gradwire.comm.shaped import Link, ShapedMailbox
 from gradwire.comm.torch_dist import TorchMailbox
 from gradwire.engine.stats import StepStats
 from gradwire.engine.synchronizer import Synchronizer
-from gradwire.integrations.agreement import agree, logged, stranger, trained
+from gradwire.integrations.agreement import agree, stranger, trained
 from gradwire.plan import Plan
 from gradwire.spec import ReducerSpec
 
@@ -75,12 +76,20 @@ def attach(
         >>> dist.destroy_process_group()
     """
     ddp = find_ddp(model)
+    if ddp.static_graph:
+        warnings.warn(
+            "DDP(static_graph=True): make one synchronised step before the first no_sync(),"
+            " or DDP fails to reduce gradients",
+            UserWarning,
+            stacklevel=2,
+        )
     mailbox: Mailbox = TorchMailbox(ddp.process_group)
     try:
         chosen, parameters = agree(ddp, plan, check_every, mailbox)
         if link is not None:
             mailbox = ShapedMailbox(mailbox, link)
         reference = weakref.ref(ddp)
+        watch = _Watch(ddp)
         sync = Synchronizer(
             chosen,
             parameters,
@@ -89,11 +98,10 @@ def attach(
             check_every=check_every,
             on_step=on_step,
             replicas=lambda: _replicas(reference),
-            forwards=lambda: _forwards(reference),
+            forwards=lambda: watch.forwards,
         )
-        state = _Hook(sync, ddp)
-        ddp.register_comm_hook(state, _hook)
-        ddp.register_forward_pre_hook(state.look_for_strangers)
+        ddp.register_comm_hook(_Hook(sync, watch.names), _hook)
+        ddp.register_forward_pre_hook(watch)
     except BaseException:
         mailbox.close()
         raise
@@ -148,30 +156,42 @@ def _ddps(thing: object, depth: int) -> Iterator[DDP]:
                 yield from _ddps(inner, depth - 1)
 
 
+class _Watch:
+    """Runs before each forward pass: counts them, and looks for new parameters."""
+
+    def __init__(self, ddp: DDP) -> None:
+        self.names = {id(p): name for name, p in trained(ddp).items()}
+        self.forwards = 0
+        self._model = id(ddp)
+
+    def __call__(self, ddp: DDP, _inputs: object) -> None:
+        """Refuse parameters that came after attaching: DDP does not know them."""
+        if torch.compiler.is_compiling() or id(ddp) != self._model:
+            return  # a changing count would have it compiled anew; a copy has no hook
+        if self.forwards % _LOOKED_AT_EVERY < 3:  # noqa: PLR2004 - at the start, then rarely
+            for name, p in trained(ddp).items():
+                if id(p) not in self.names:
+                    raise stranger(name)
+        self.forwards += torch.is_grad_enabled()
+
+
 class _Hook:
     """What DDP keeps for us: the synchronizer, and names by parameter.
 
     It must not hold the DDP model, which would then never be freed.
     """
 
-    def __init__(self, sync: Synchronizer, ddp: DDP) -> None:
+    def __init__(self, sync: Synchronizer, names: dict[int, str]) -> None:
         self.sync = sync
-        self._names = {id(p): name for name, p in trained(ddp).items()}
-        self._forwards = 0
+        self._names = names
+
+    def __reduce__(self) -> tuple[type[None], tuple[()]]:
+        """Become None in a copy of the model: DDP gives copies a reducer without hook."""
+        return type(None), ()
 
     def names(self, bucket: GradBucket) -> tuple[str, ...]:
         """Return the names of a bucket's parameters, in order."""
         return tuple(self._names[id(p)] for p in bucket.parameters())
-
-    def look_for_strangers(self, ddp: DDP, _inputs: object) -> None:
-        """Refuse parameters that came after attaching; run before a forward pass."""
-        if torch.compiler.is_compiling():
-            return
-        if self._forwards % _LOOKED_AT_EVERY < 3:  # noqa: PLR2004 - at the start, then rarely
-            for name, p in trained(ddp).items():
-                if id(p) not in self._names:
-                    raise stranger(name)
-        self._forwards += 1
 
 
 def _hook(state: _Hook, bucket: GradBucket) -> torch.futures.Future[Tensor]:
@@ -201,8 +221,3 @@ def _unwrap(arrived: torch.futures.Future[tuple[Tensor | None, BaseException | N
 def _replicas(reference: weakref.ref[DDP]) -> dict[str, Tensor]:
     ddp = reference()
     return {} if ddp is None else {n: p.detach() for n, p in trained(ddp).items()}
-
-
-def _forwards(reference: weakref.ref[DDP]) -> int | None:
-    ddp = reference()
-    return None if ddp is None else logged(ddp, "iteration")

@@ -21,7 +21,9 @@ from gradwire.spec import FLOAT_BYTES, Float, FloatFormat, Quantize, Sign
 ISA_LEVELS = ("baseline", "x86-64-v3", "x86-64-v4")
 """Instruction sets the library is compiled for, by number."""
 
-_PATH = Path(__file__).parent / "native" / "libgradwire.so"
+PATH = Path(__file__).parent / "native" / "libgradwire.so"
+"""Where the build puts the library."""
+
 _FORMATS = {name: number for number, name in enumerate(FLOAT_BYTES)}
 _POINTER = ctypes.c_void_p
 _INT = ctypes.c_int
@@ -50,12 +52,12 @@ _ARGUMENTS: dict[str, tuple[Any, ...]] = {
 
 def _load() -> ctypes.CDLL | str:
     """Return the library, or why there is none."""
-    if not _PATH.is_file():
-        return f"{_PATH.name} was not built: the package was installed without a C++ compiler"
+    if not PATH.is_file():
+        return f"{PATH.name} was not built: the package was installed without a C++ compiler"
     try:
-        library = ctypes.CDLL(str(_PATH))
+        library = ctypes.CDLL(str(PATH))
     except OSError as error:
-        return f"{_PATH.name} cannot be loaded: {error}"
+        return f"{PATH.name} cannot be loaded: {error}"
     for name, arguments in _ARGUMENTS.items():
         function = getattr(library, name)
         function.argtypes = arguments

@@ -32,7 +32,7 @@ _quantize = functools.cache(Quantize)
 _sign = functools.cache(Sign)
 _float = functools.cache(Float)
 
-_LIBRARY = torch.library.Library("gradwire", "DEF")
+_LIBRARY = torch.library.Library("gradwire", "DEF")  # type: ignore[no-untyped-call]
 _CHECKS: dict[str, Callable[..., Tensor | None]] = {}
 
 
@@ -43,7 +43,7 @@ def _define(
 
     def define(check: Callable[..., Tensor | None]) -> Callable[..., Tensor | None]:
         name = schema.partition("(")[0]
-        _LIBRARY.define(schema)
+        _LIBRARY.define(schema)  # type: ignore[no-untyped-call]
         torch.library.register_fake(f"gradwire::{name}", check, lib=_LIBRARY)
         _CHECKS[name] = check
         return check
@@ -76,7 +76,7 @@ def implement(name: str, dispatch_key: str, kernel: Callable[..., Tensor | None]
         check(*args)
         return kernel(*args)
 
-    _LIBRARY.impl(name, run, dispatch_key)
+    _LIBRARY.impl(name, run, dispatch_key)  # type: ignore[no-untyped-call]
 
 
 def check_rows(
@@ -108,9 +108,7 @@ def check_size(what: str, payload: Tensor, expected_bytes: int) -> None:
         PayloadError: It has not.
     """
     if payload.shape[-1] != expected_bytes:
-        raise PayloadError(
-            what, expected_bytes=expected_bytes, actual_bytes=int(payload.shape[-1])
-        )
+        raise PayloadError(what, expected_bytes=expected_bytes, actual_bytes=int(payload.shape[-1]))
 
 
 def _check_tensor(name: str, tensor: Tensor, dtype: torch.dtype, ndim: int = 1) -> None:
@@ -177,7 +175,7 @@ def _(
     _stream: int,
     bits: int,
     block_size: int,
-    _nearest: bool,  # noqa: FBT001 - as in the schema
+    _nearest: bool,
     residual: Tensor | None,
     gain: float,
     payload: Tensor,
@@ -196,7 +194,7 @@ def _(
     bits: int,
     block_size: int,
     divisor: float,
-    _accumulate: bool,  # noqa: FBT001 - as in the schema
+    _accumulate: bool,
     out: Tensor,
 ) -> None:
     _check_decode(payloads, segments, divisor, out)
@@ -228,7 +226,7 @@ def _(
     segments: Tensor,
     block_size: int,
     divisor: float,
-    _accumulate: bool,  # noqa: FBT001 - as in the schema
+    _accumulate: bool,
     out: Tensor,
 ) -> None:
     _check_decode(payloads, segments, divisor, out)
@@ -262,7 +260,7 @@ def _(
     format: FloatFormat,  # noqa: A002 - the spec's word
     block_size: int,
     divisor: float,
-    _accumulate: bool,  # noqa: FBT001 - as in the schema
+    _accumulate: bool,
     out: Tensor,
 ) -> None:
     _check_decode(payloads, segments, divisor, out)
@@ -325,7 +323,7 @@ def _(
     segments: Tensor,
     capacities: Tensor,
     divisor: float,
-    _accumulate: bool,  # noqa: FBT001 - as in the schema
+    _accumulate: bool,
     out: Tensor,
 ) -> None:
     _check_decode(payloads, segments, divisor, out)

@@ -29,17 +29,15 @@ as it was.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from gradwire.errors import PayloadError
-from gradwire.key import GOLDEN
 from gradwire.kernels import ops
 from gradwire.kernels.ops import Row
+from gradwire.key import GOLDEN
 from gradwire.layout import GROUP, align, num_blocks, packed_bytes
 from gradwire.spec import FLOAT_BYTES, Float, FloatFormat, Quantize, Sign
 
@@ -98,6 +96,7 @@ def blocks(values: Tensor, block_size: int) -> Tensor:
 
 
 def owed(x: Tensor, row: Row, residual: Tensor | None, gain: float) -> Tensor:
+    """Return the values to encode: with the residual added, unless there is a gain."""
     offset, residual_offset, numel, _, _ = row
     value = x[offset : offset + numel]
     if residual is None or gain > 0:
@@ -135,11 +134,12 @@ def _encode(
 
 
 def write(payload: Tensor, sections: Sequence[Sequence[Tensor]]) -> None:
+    """Lay sections out one after the other, each padded with zeros."""
     payload.zero_()
     offset = 0
     for section in sections:
-        data = [part.contiguous().view(torch.uint8) for part in section]
-        data = torch.cat(data) if data else payload[:0]
+        parts = [part.contiguous().view(torch.uint8) for part in section]
+        data = torch.cat(parts) if parts else payload[:0]
         payload[offset : offset + data.numel()] = data
         offset += align(data.numel())
 

@@ -19,7 +19,6 @@ from torch import Tensor
 
 from gradwire.errors import GradwireError
 from gradwire.kernels import ops
-from gradwire.kernels.ops import Row
 from gradwire.kernels.reference import blocks, divide, keep, magnitude_bits, owed, sum_blocks, write
 from gradwire.layout import GROUP, align
 
@@ -236,6 +235,4 @@ def malformed(index: int) -> str:
         >>> malformed(2)
         'sparse_decode: counts or places of stretch 2 are out of range or not ascending'
     """
-    return (
-        f"sparse_decode: counts or places of stretch {index} are out of range or not ascending"
-    )
+    return f"sparse_decode: counts or places of stretch {index} are out of range or not ascending"

@@ -1,1 +1,1 @@
-"""gradwire: PyTorch data-parallel training made fast on slow networks."""
+"""Results as plain data, and the renderers that turn them into text and HTML."""

@@ -2,19 +2,27 @@
 //
 // A codec is a struct with static members:
 //   kScaled, kGroupBytes           whether blocks have a scale; bytes of 256 codes
-//   measure<F>(x, e, numel, job)   the block's scale, or not finite
-//   encode_group<F>(x, e, codes, block, group)          256 values
-//   encode_part<F>(x, e, numel, codes, block, group)    up to 256 values, any scale
+//   measure<F>(x, e, numel, place)  the block's scale, or not finite
+//   encode_groups<F>(x, e, codes, block, groups)        whole groups of a plain block
+//   encode_part<F>(x, e, numel, codes, block, group)    up to 256 values of any block
 //   tail_bytes(numel), widen_tail(from, numel, codes)   a stretch's last group
-//   decode_group<kAdd>(codes, scale, out)
-//   void_block(codes, bytes)       what a block that is not finite sends
+//   decode_groups<kAdd>(codes, scale, out, groups)
+//   void_block(codes, bytes)        what a block that is not finite sends
 #pragma once
 #include "job.h"
 #include "lanes.h"
+#include "noise.h"
 
 namespace GW_LEVEL {
 
 enum class Feedback { kNone, kOwed, kGain };
+
+// What a block may need to know besides its values.
+struct Place {
+  const EncodeJob& job;
+  uint64_t seed;   // of the stretch
+  uint64_t index;  // of the block in its parameter
+};
 
 struct Block {
   float scale;    // on the wire
@@ -77,22 +85,38 @@ GW_INLINE int32_t peak_bits(const float* x, const float* e, int64_t numel) {
 
 // Scale that takes the peak to `largest`. Peaks below the smallest normal number
 // get scale 0 and stay in the residual.
-GW_INLINE Block scale_to(int32_t peak, float largest) {
-  Block b = {};
-  b.lift = 1;
-  b.finite = peak < kInfinity;
+GW_OUTLINE void rare_scale(int32_t peak, float largest, Block& b) {
   const float m = from_bits(peak);
-  if (__builtin_expect(b.finite && m >= 0x1p-64f && m <= 0x1p64f, 1)) {
-    b.scale = m / largest;
-    b.inverse = largest / m;
-  } else if (b.finite && peak >= kSmallestNormal) {
+  b.scale = b.inverse = 0;
+  b.finite = peak < kInfinity;
+  if (!b.finite) {
+    b.scale = from_bits(kNaN);
+  } else if (peak >= kSmallestNormal) {
     b.lift = m < 1 ? 0x1p64f : 0x1p-64f;
     b.scale = m / largest;
     b.inverse = largest / (m * b.lift);
-  } else if (!b.finite) {
-    b.scale = from_bits(kNaN);
   }
+}
+GW_INLINE Block scale_to(int32_t peak, float largest) {
+  Block b;
+  const float m = from_bits(peak);
+  b.lift = 1;
+  b.finite = true;
+  b.scale = m / largest;
+  b.inverse = largest / m;
+  if (__builtin_expect(!(m >= 0x1p-64f && m <= 0x1p64f), 0)) rare_scale(peak, largest, b);
   return b;
+}
+
+// The groups of a block from `first` on, whatever they are.
+template <class Codec, Feedback F>
+GW_OUTLINE void encode_rest(const float* x, float* e, int64_t numel, uint8_t* codes, int64_t bytes,
+                            const Block& block, int64_t first) {
+  if (!block.finite) return Codec::void_block(codes, bytes);
+  for (int64_t g = first; g * kGroup < numel; g++)
+    Codec::template encode_part<F>(x + g * kGroup, at<F>(e, g * kGroup),
+                                   smaller(kGroup, numel - g * kGroup),
+                                   codes + g * Codec::kGroupBytes, block, g);
 }
 
 template <class Codec, Feedback F>
@@ -105,29 +129,26 @@ void encode_stretches(const EncodeJob& job) {
     const Stretch& stretch = job.stretches[s];
     const float* x = job.x + stretch.offset;
     float* e = at<F>(job.residual, stretch.residual_offset);
-    for (int64_t done = 0; done < stretch.numel; done += job.block_size) {
-      const int64_t numel = smaller(job.block_size, stretch.numel - done);
-      const float* xb = x + done;
-      float* eb = at<F>(e, done);
-      Block block = Codec::template measure<F>(xb, eb, numel, job, stretch, done);
+    Place place = {job, mix64(job.stream + (uint64_t)stretch.stream),
+                   (uint64_t)(stretch.start / job.block_size)};
+    for (int64_t left = stretch.numel; left > 0; place.index++) {
+      const int64_t numel = smaller(job.block_size, left);
+      Block block = Codec::template measure<F>(x, e, numel, place);
       block.gain = job.gain;
       if (Codec::kScaled) {
         memcpy(scales, &block.scale, 4);
         scales += 4;
       }
-      const int64_t bytes = numel / kGroup * Codec::kGroupBytes +
-                            (numel % kGroup ? Codec::tail_bytes(numel % kGroup) : 0);
-      if (__builtin_expect(!block.finite, 0)) {
-        Codec::void_block(codes, bytes);
-      } else {
-        const int64_t whole = block.plain ? numel / kGroup : 0;
-        Codec::template encode_groups<F>(xb, eb, codes, block, whole);
-        for (int64_t g = whole; g * kGroup < numel; g++)
-          Codec::template encode_part<F>(xb + g * kGroup, at<F>(eb, g * kGroup),
-                                         smaller(kGroup, numel - g * kGroup),
-                                         codes + g * Codec::kGroupBytes, block, g);
-      }
+      const int64_t rest = numel % kGroup;
+      const int64_t bytes = numel / kGroup * Codec::kGroupBytes + (rest ? Codec::tail_bytes(rest) : 0);
+      const int64_t whole = block.finite && block.plain ? numel / kGroup : 0;
+      Codec::template encode_groups<F>(x, e, codes, block, whole);
+      if (__builtin_expect(whole * kGroup < numel, 0))
+        encode_rest<Codec, F>(x, e, numel, codes, bytes, block, whole);
       codes += bytes;
+      x += numel;
+      e = at<F>(e, numel);
+      left -= numel;
     }
   }
   while ((codes - job.payload) % kAlignment) *codes++ = 0;
@@ -142,12 +163,11 @@ void encode(const EncodeJob& job) {
 
 // A last group, by way of padded copies. Codes of absent values are cut off or 0.
 template <class Codec, Feedback F>
-GW_INLINE void encode_padded(const float* x, float* e, int64_t numel, uint8_t* codes,
-                             const Block& block) {
+void encode_padded(const float* x, float* e, int64_t numel, uint8_t* codes, const Block& block) {
   Padded values;
   uint8_t buffer[Codec::kGroupBytes];
   Padded::fill(values, x, e, numel, kGroup);
-  Codec::template encode_group<F>(values.x, values.e, buffer, block);
+  Codec::template encode_groups<F>(values.x, values.e, buffer, block, 1);
   Codec::narrow_tail(buffer, numel, codes);
   if (F != Feedback::kNone) memcpy(e, values.e, 4 * numel);
 }
@@ -162,79 +182,75 @@ GW_INLINE Divisor make_divisor(float divisor) {
   const float half = frexpf(divisor, &exponent);
   return {divisor, 1 / divisor, half == 0.5f && exponent > -100 && exponent < 100};
 }
-GW_INLINE Floats divide(Floats v, const Divisor& d) {
-  return d.exact ? v * splat(d.factor) : v / splat(d.divisor);
-}
-GW_INLINE void finish(float* sum, const Divisor& d) {
+GW_INLINE void divide(float* values, int64_t numel, const Divisor& d) {
   if (d.divisor == 1) return;
-  for (int64_t i = 0; i < kGroup; i += 8) store(sum + i, divide(load(sum + i), d));
+  for (int64_t i = 0; i < numel; i++)
+    values[i] = d.exact ? values[i] * d.factor : values[i] / d.divisor;
 }
 
 template <class Codec>
-struct Decoder {
-  const DecodeJob& job;
-  Divisor divisor;
+float scale_of(const uint8_t* scales) {
+  float scale = 1;
+  if (Codec::kScaled) memcpy(&scale, scales, 4);
+  return scale;
+}
 
-  // Sums a whole group of all payloads into `out`.
-  GW_INLINE void sum(const Decoder& d, const uint8_t* codes, const uint8_t* scales, float* out) {
-    for (int64_t row = 0; row < d.job.rows; row++) {
-      float scale = 1;
-      if (Codec::kScaled) memcpy(&scale, scales + row * d.job.row_bytes, 4);
-      const uint8_t* from = codes + row * d.job.row_bytes;
-      if (row) Codec::template decode_group<true>(from, scale, out);
-      else Codec::template decode_group<false>(from, scale, out);
-    }
-  }
-  GW_INLINE void group(const Decoder& d, const uint8_t* codes, const uint8_t* scales, float* out) {
-    if (!d.job.accumulate) {
-      sum(d, codes, scales, out);
-      finish(out, d.divisor);
-    } else if (d.job.rows == 1 && d.divisor.divisor == 1) {
-      float scale = 1;
-      if (Codec::kScaled) memcpy(&scale, scales, 4);
-      Codec::template decode_group<true>(codes, scale, out);
-    } else {
-      float buffer[kGroup];
-      sum(d, codes, scales, buffer);
-      finish(buffer, d.divisor);
-      for (int64_t i = 0; i < kGroup; i += 8) store(out + i, load(out + i) + load(buffer + i));
-    }
-  }
-  // The last group of a stretch.
-  static void tail(const Decoder& d, const uint8_t* codes, const uint8_t* scales, int64_t numel, float* out) {
-    float total[kGroup];
-    uint8_t wide[Codec::kGroupBytes];
-    for (int64_t row = 0; row < d.job.rows; row++) {
-      float scale = 1;
-      if (Codec::kScaled) memcpy(&scale, scales + row * d.job.row_bytes, 4);
+// Sums one group of all payloads, up to 256 values, into a buffer of 256.
+template <class Codec>
+void sum_group(const DecodeJob& job, const uint8_t* codes, const uint8_t* scales, int64_t numel, float* sum) {
+  uint8_t wide[Codec::kGroupBytes];
+  for (int64_t row = 0; row < job.rows; row++, codes += job.row_bytes, scales += job.row_bytes) {
+    const uint8_t* from = codes;
+    if (numel < kGroup) {
       memset(wide, 0, sizeof wide);
-      Codec::widen_tail(codes + row * d.job.row_bytes, numel, wide);
-      if (row) Codec::template decode_group<true>(wide, scale, total);
-      else Codec::template decode_group<false>(wide, scale, total);
+      Codec::widen_tail(codes, numel, wide);
+      from = wide;
     }
-    finish(total, d.divisor);
-    for (int64_t i = 0; i < numel; i++) out[i] = d.job.accumulate ? out[i] + total[i] : total[i];
+    const float scale = scale_of<Codec>(scales);
+    if (row) Codec::template decode_groups<true>(from, scale, sum, 1);
+    else Codec::template decode_groups<false>(from, scale, sum, 1);
   }
-};
+}
+
+template <class Codec>
+GW_OUTLINE void decode_group(const DecodeJob& job, const Divisor& divisor, const uint8_t* codes,
+                             const uint8_t* scales, int64_t numel, float* out) {
+  float buffer[kGroup];
+  float* sum = job.accumulate || numel < kGroup ? buffer : out;
+  sum_group<Codec>(job, codes, scales, numel, sum);
+  divide(sum, numel, divisor);
+  if (job.accumulate)
+    for (int64_t i = 0; i < numel; i++) out[i] += sum[i];
+  else if (sum != out)
+    memcpy(out, sum, 4 * numel);
+}
 
 template <class Codec>
 void decode(const DecodeJob& job) {
-  const Decoder<Codec> decoder = {job, make_divisor(job.divisor)};
+  const Divisor divisor = make_divisor(job.divisor);
+  const bool direct = job.rows == 1 && job.divisor == 1;
   const int64_t blocks = Codec::kScaled ? total_blocks(job.stretches, job.count, job.block_size) : 0;
   const uint8_t* scales = job.payloads;
   const uint8_t* codes = job.payloads + align_up(4 * blocks);
   for (int64_t s = 0; s < job.count; s++) {
-    const int64_t numel = job.stretches[s].numel;
     float* out = job.out + job.stretches[s].offset;
-    for (int64_t start = 0; start < numel; start += job.block_size) {
-      const int64_t end = smaller(start + job.block_size, numel);
-      int64_t i = start;
-      for (; i + kGroup <= end; i += kGroup, codes += Codec::kGroupBytes)
-        Decoder<Codec>::group(decoder, codes, scales, out + i);
-      if (i < end) {
-        Decoder<Codec>::tail(decoder, codes, scales, end - i, out + i);
-        codes += Codec::tail_bytes(end - i);
+    for (int64_t left = job.stretches[s].numel; left > 0;) {
+      const int64_t numel = smaller(job.block_size, left);
+      int64_t i = 0;
+      if (direct && numel >= kGroup) {
+        i = numel / kGroup * kGroup;
+        const float scale = scale_of<Codec>(scales);
+        if (job.accumulate) Codec::template decode_groups<true>(codes, scale, out, i / kGroup);
+        else Codec::template decode_groups<false>(codes, scale, out, i / kGroup);
+        codes += i / kGroup * Codec::kGroupBytes;
       }
+      for (; i < numel; i += kGroup) {
+        const int64_t some = smaller(kGroup, numel - i);
+        decode_group<Codec>(job, divisor, codes, scales, some, out + i);
+        codes += some == kGroup ? Codec::kGroupBytes : Codec::tail_bytes(some);
+      }
+      out += numel;
+      left -= numel;
       if (Codec::kScaled) scales += 4;
     }
   }

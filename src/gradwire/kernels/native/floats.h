@@ -50,8 +50,9 @@ struct FloatCodec {
   static constexpr int64_t kGroupBytes = kGroup * kWidth;
 
   template <Feedback F>
-  GW_INLINE void encode_group(const float* x, float* e, uint8_t* codes, const Block& b) {
-    for (int64_t i = 0; i < kGroup; i += 32) {
+  GW_OUTLINE void encode_groups(const float* x, float* e, uint8_t* codes, const Block& block, int64_t groups) {
+    const Block b = block;
+    for (int64_t i = 0; i < groups * kGroup; i += 32) {
       Floats v[4], decoded[4];
       for (int k = 0; k < 4; k++) v[k] = owed<F>(x + i + 8 * k, at<F>(e, i + 8 * k));
       Format::narrow(v, codes + i * kWidth, b, decoded);
@@ -59,11 +60,6 @@ struct FloatCodec {
       __builtin_prefetch(x + i + 512);
       __builtin_prefetch(x + i + 528);
     }
-  }
-  template <Feedback F>
-  GW_INLINE void encode_groups(const float* x, float* e, uint8_t* codes, const Block& b, int64_t groups) {
-    for (int64_t g = 0; g < groups; g++)
-      encode_group<F>(x + g * kGroup, at<F>(e, g * kGroup), codes + g * kGroupBytes, b);
   }
   template <Feedback F>
   GW_INLINE void encode_part(const float* x, float* e, int64_t numel, uint8_t* codes, const Block& b, int64_t) {
@@ -79,8 +75,8 @@ struct FloatCodec {
   GW_INLINE void void_block(uint8_t* codes, int64_t bytes) { memset(codes, 0, bytes); }
 
   template <bool kAdd>
-  GW_INLINE void decode_group(const uint8_t* codes, float scale, float* out) {
-    for (int64_t i = 0; i < kGroup; i += 32) {
+  GW_OUTLINE void decode_groups(const uint8_t* codes, float scale, float* out, int64_t groups) {
+    for (int64_t i = 0; i < groups * kGroup; i += 32) {
       Floats v[4];
       Format::widen(codes + i * kWidth, splat(scale), v);
       for (int k = 0; k < 4; k++) {
@@ -94,7 +90,7 @@ struct FloatCodec {
 struct Float32 : FloatCodec<Float32, 4> {
   static constexpr bool kScaled = false;
   template <Feedback F>
-  GW_INLINE Block measure(const float* x, const float* e, int64_t numel, const EncodeJob&, const Stretch&, int64_t) {
+  GW_INLINE Block measure(const float* x, const float* e, int64_t numel, const Place&) {
     Block b = {};
     b.plain = true;
     b.finite = peak_bits<F>(x, e, numel) < kInfinity;
@@ -118,7 +114,7 @@ struct Bfloat16 : FloatCodec<Bfloat16, 2> {
   static constexpr bool kScaled = false;
   static constexpr int32_t kOverflow = 0x7f7f8000;  // rounds to infinity
   template <Feedback F>
-  GW_INLINE Block measure(const float* x, const float* e, int64_t numel, const EncodeJob&, const Stretch&, int64_t) {
+  GW_INLINE Block measure(const float* x, const float* e, int64_t numel, const Place&) {
     Block b = {};
     b.plain = true;
     b.finite = peak_bits<F>(x, e, numel) < kOverflow;
@@ -144,7 +140,7 @@ struct Bfloat16 : FloatCodec<Bfloat16, 2> {
 struct Float16 : FloatCodec<Float16, 2> {
   static constexpr bool kScaled = true;
   template <Feedback F>
-  GW_INLINE Block measure(const float* x, const float* e, int64_t numel, const EncodeJob&, const Stretch&, int64_t) {
+  GW_INLINE Block measure(const float* x, const float* e, int64_t numel, const Place&) {
     const int32_t peak = peak_bits<F>(x, e, numel);
     Block b = {};
     b.plain = true;
@@ -176,7 +172,7 @@ struct Float8 : FloatCodec<Float8<Mantissa, Bias>, 1> {
   static constexpr bool kScaled = true;
   static constexpr float kLargest = Mantissa == 3 ? 448.0f : 57344.0f;
   template <Feedback F>
-  GW_INLINE Block measure(const float* x, const float* e, int64_t numel, const EncodeJob&, const Stretch&, int64_t) {
+  GW_INLINE Block measure(const float* x, const float* e, int64_t numel, const Place&) {
     Block b = scale_to(peak_bits<F>(x, e, numel), kLargest);
     b.plain = true;
     return b;

@@ -4,12 +4,6 @@
 
 namespace GW_LEVEL {
 
-#ifdef __clang__
-#define GW_SHUFFLE(v, ...) __builtin_shufflevector(v, v, __VA_ARGS__)
-#else
-#define GW_SHUFFLE(v, ...) __builtin_shuffle(v, Ints{__VA_ARGS__})
-#endif
-
 GW_INLINE void butterfly(Floats& a, Floats& b) {
   const Floats difference = a - b;
   a = a + b;

@@ -8,6 +8,14 @@
 #include <string.h>
 
 #define GW_INLINE static inline __attribute__((always_inline))
+// A loop that must keep the registers to itself.
+#define GW_OUTLINE static __attribute__((noinline))
+
+#ifdef __clang__
+#define GW_SHUFFLE(v, ...) __builtin_shufflevector(v, v, __VA_ARGS__)
+#else
+#define GW_SHUFFLE(v, ...) __builtin_shuffle(v, Ints{__VA_ARGS__})
+#endif
 
 namespace GW_LEVEL {
 
@@ -43,12 +51,15 @@ GW_INLINE Ints larger(Ints a, Ints b) { return a > b ? a : b; }
 GW_INLINE Floats to_floats(Ints v) { return __builtin_convertvector(v, Floats); }
 
 GW_INLINE int32_t largest_lane(Ints v) {
-  int32_t result = v[0];
-  for (int i = 1; i < 8; i++) result = v[i] > result ? v[i] : result;
-  return result;
+  v = larger(v, GW_SHUFFLE(v, 4, 5, 6, 7, 0, 1, 2, 3));
+  v = larger(v, GW_SHUFFLE(v, 2, 3, 0, 1, 6, 7, 4, 5));
+  return v[0] > v[1] ? v[0] : v[1];
 }
+// ((0 + 4) + (2 + 6)) + ((1 + 5) + (3 + 7))
 GW_INLINE float sum_lanes(Floats v) {
-  return ((v[0] + v[4]) + (v[2] + v[6])) + ((v[1] + v[5]) + (v[3] + v[7]));
+  v = v + GW_SHUFFLE(v, 4, 5, 6, 7, 0, 1, 2, 3);
+  v = v + GW_SHUFFLE(v, 2, 3, 0, 1, 6, 7, 4, 5);
+  return v[0] + v[1];
 }
 
 GW_INLINE float from_bits(int32_t bits) {

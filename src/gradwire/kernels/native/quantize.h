@@ -1,7 +1,6 @@
 // Levels of 1 to 8 bits, scaled by the block's largest magnitude.
 #pragma once
 #include "block.h"
-#include "noise.h"
 
 namespace GW_LEVEL {
 
@@ -13,22 +12,11 @@ constexpr int32_t kRoundingBits = 0x4B400000;
 constexpr int64_t kPrefetch = 512;
 
 GW_INLINE int fraction_bits(int bits) { return bits > 6 ? 12 : 16; }
-GW_INLINE float largest_level(int bits) { return bits == 1 ? 0.5f : (float)((1 << (bits - 1)) - 1); }
 GW_INLINE float level_bias(int bits) { return bits == 1 ? 0.5f : (float)(1 << (bits - 1)); }
-
-GW_INLINE Block measure_levels(int32_t peak, const EncodeJob& job, const Stretch& stretch, int64_t done) {
-  Block b = scale_to(peak, largest_level(job.bits));
-  b.inverse *= (float)(1 << fraction_bits(job.bits));
-  b.nearest = job.nearest;
-  b.plain = b.lift == 1 && !job.nearest;
-  b.key = block_key(mix64(job.stream + (uint64_t)stretch.stream),
-                    (uint64_t)((stretch.start + done) / job.block_size));
-  return b;
-}
 
 // Any bits, rounding, scale and number of values; one row at a time.
 template <Feedback F>
-void encode_levels(int bits, const float* x, float* e, int64_t numel, uint8_t* codes,
+GW_OUTLINE void encode_levels(int bits, const float* x, float* e, int64_t numel, uint8_t* codes,
                    const Block& b, int64_t group) {
   Padded values;
   Padded::fill(values, x, e, numel, kGroup);
@@ -69,31 +57,52 @@ struct Levels {
   static constexpr int kFraction = B > 6 ? 12 : 16;
   static constexpr int kPeriodRows = 32 / gcd(32, B);  // rows after which codes meet a word's edge
   static constexpr int kPeriodWords = B / gcd(32, B);
-  static constexpr bool kStraddles = 32 % B != 0;
   static constexpr int32_t kBias = B == 1 ? 0 : 1 << (B - 1);
   static constexpr float kShift = kRoundingShift + (B == 1 ? 0.5f : (float)kBias) * (1 << kFraction);
   static constexpr int32_t kTop = kRoundingBits >> kFraction;
 
-  // Sum of kTop as it enters a word that has no straddling codes.
-  static constexpr uint32_t top_sum() {
-    uint32_t sum = 0;
-    for (int r = 0; r < 32 / B; r++) sum += (uint32_t)kTop << (r * B);
-    return sum;
+  struct PerWord {
+    uint32_t of[kPeriodWords];
+  };
+  // What kTop, which is a multiple of 64, adds to each word of a period.
+  static constexpr PerWord top_sums() {
+    PerWord sums = {};
+    for (int r = 0; r < kPeriodRows; r++) {
+      const int word = r * B / 32, offset = r * B % 32;
+      sums.of[word] += (uint32_t)kTop << offset;
+      if (offset + B > 32) sums.of[word + 1] += (uint32_t)kTop >> (32 - offset);
+    }
+    return sums;
+  }
+  // The places of the codes' top bits.
+  static constexpr PerWord top_bits() {
+    PerWord bits = {};
+    for (int r = 0; r < kPeriodRows; r++) {
+      const int last = r * B + B - 1;
+      bits.of[last / 32] |= 1u << (last % 32);
+    }
+    return bits;
   }
 
   template <Feedback F>
-  GW_INLINE Block measure(const float* x, const float* e, int64_t numel, const EncodeJob& job,
-                          const Stretch& stretch, int64_t done) {
-    return measure_levels(peak_bits<F>(x, e, numel), job, stretch, done);
+  GW_INLINE Block measure(const float* x, const float* e, int64_t numel, const Place& place) {
+    Block b = scale_to(peak_bits<F>(x, e, numel), B == 1 ? 0.5f : (float)((1 << (B - 1)) - 1));
+    b.inverse *= 1 << kFraction;
+    b.nearest = place.job.nearest;
+    b.plain = b.lift == 1 && !b.nearest;
+    b.key = block_key(place.seed, place.index);
+    return b;
   }
 
   template <Feedback F>
   GW_INLINE void encode_groups(const float* x, float* e, uint8_t* codes, const Block& b, int64_t groups) {
     const Floats inverse = splat(b.inverse), scale = splat(b.scale), gain = splat(b.gain);
+    const Words half = (Words)splat(0.5f * b.scale);
     Words counters = first_counters(b.key, 0);
+    constexpr PerWord kSums = top_sums();
     for (int64_t row = 0; row < 32 * groups; row += kPeriodRows) {
       Words packed[kPeriodWords];
-      for (int w = 0; w < kPeriodWords; w++) packed[w] = splat_words(kStraddles ? 0 : 0 - top_sum());
+      for (int w = 0; w < kPeriodWords; w++) packed[w] = splat_words(0 - kSums.of[w]);
       Words random = splat_words(0);
 #pragma GCC unroll 32
       for (int r = 0; r < kPeriodRows; r++) {
@@ -112,19 +121,15 @@ struct Levels {
         const Ints fixed = (Ints)(v * inverse + splat(kShift));
         const Ints code = (fixed + (Ints)u) >> kFraction;  // kTop too large
         if (F != Feedback::kNone) {
-          Floats level = to_floats(code - splat_ints(kTop + kBias));
-          if (B == 1) level = level - splat(0.5f);
-          keep<F>(kept, v, level * scale, gain);
+          const Words minus = (Words)(code - splat_ints(kTop + 1)) & splat_words(0x80000000u);
+          const Floats decoded =
+              B == 1 ? (Floats)(half | minus) : to_floats(code - splat_ints(kTop + kBias)) * scale;
+          keep<F>(kept, v, decoded, gain);
         }
-        constexpr int kBits = B;
-        const int word = r * kBits / 32, offset = r * kBits % 32;
-        if (!kStraddles) {
-          packed[word] += (Words)code << offset;
-        } else {
-          const Words clean = (Words)code & splat_words((1u << B) - 1);
-          packed[word] |= clean << offset;
-          if (offset + B > 32) packed[word + 1 < kPeriodWords ? word + 1 : word] |= clean >> (32 - offset);
-        }
+        const int word = r * B / 32, offset = r * B % 32;
+        packed[word] += (Words)code << offset;
+        if (offset + B > 32)
+          packed[word + 1 < kPeriodWords ? word + 1 : word] += (Words)code >> (32 - offset);
       }
       for (int w = 0; w < kPeriodWords; w++, codes += 32) store_words(codes, packed[w]);
     }
@@ -142,21 +147,24 @@ struct Levels {
   }
   GW_INLINE void void_block(uint8_t* codes, int64_t bytes) { memset(codes, 0, bytes); }
 
+  // The code's top bit, flipped, makes it a signed number, widened by two shifts.
   template <bool kAdd>
-  GW_INLINE void decode_group(const uint8_t* codes, float scale_value, float* out) {
+  GW_OUTLINE void decode_groups(const uint8_t* codes, float scale_value, float* out, int64_t groups) {
     const Floats scale = splat(scale_value);
-    for (int row = 0; row < 32; row += kPeriodRows) {
+    const Words half = (Words)splat(0.5f * scale_value), top = splat_words(0x80000000u);
+    constexpr PerWord kBits = top_bits();
+    for (int64_t row = 0; row < 32 * groups; row += kPeriodRows) {
       Words packed[kPeriodWords];
-      for (int w = 0; w < kPeriodWords; w++, codes += 32) packed[w] = load_words(codes);
+      for (int w = 0; w < kPeriodWords; w++, codes += 32)
+        packed[w] = load_words(codes) ^ splat_words(kBits.of[w]);
 #pragma GCC unroll 32
       for (int r = 0; r < kPeriodRows; r++, out += 8) {
-        const int word = r * B / 32, offset = r * B % 32;
-        Words code = packed[word] >> offset;
-        if (offset + B > 32) code |= packed[word + 1 < kPeriodWords ? word + 1 : word] << (32 - offset);
-        if (offset + B != 32) code &= splat_words((1u << B) - 1);
-        Floats level = to_floats((Ints)code - splat_ints(kBias));
-        if (B == 1) level = level - splat(0.5f);
-        store(out, kAdd ? load(out) + level * scale : level * scale);
+        const int word = r * B / 32, offset = r * B % 32, above = 32 - B - offset;
+        Words high = above >= 0 ? packed[word] << above : packed[word] >> -above;
+        if (above < 0) high |= packed[word + 1 < kPeriodWords ? word + 1 : word] << (32 + above);
+        const Floats value = B == 1 ? (Floats)(half | (high & top))
+                                    : to_floats((Ints)high >> (32 - B)) * scale;
+        store(out, kAdd ? load(out) + value : value);
       }
     }
   }

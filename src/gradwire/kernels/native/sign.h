@@ -36,8 +36,7 @@ struct Signs {
   static constexpr int64_t kGroupBytes = 32;
 
   template <Feedback F>
-  GW_INLINE Block measure(const float* x, const float* e, int64_t numel, const EncodeJob&,
-                          const Stretch&, int64_t) {
+  GW_INLINE Block measure(const float* x, const float* e, int64_t numel, const Place&) {
     Block b = {};
     b.plain = b.finite = true;
     b.scale = sum_magnitudes<F>(x, e, numel, 1) / (float)numel;
@@ -46,27 +45,27 @@ struct Signs {
   }
 
   template <Feedback F>
-  GW_INLINE void encode_group(const float* x, float* e, uint8_t* codes, const Block& b) {
+  GW_OUTLINE void encode_groups(const float* x, float* e, uint8_t* codes, const Block& b, int64_t groups) {
     const Words top = splat_words(0x80000000u), scale = (Words)splat(b.scale);
-    Words packed = splat_words(0);
-#pragma GCC unroll 8
-    for (int r = 0; r < 32; r++) {
-      if (r % 2 == 0) {
-        __builtin_prefetch(x + 8 * r + 2 * kPrefetch);
-        if (F != Feedback::kNone) __builtin_prefetch(e + 8 * r + 2 * kPrefetch, 1);
+    const Floats gain = splat(b.gain);
+    for (int64_t g = 0; g < groups; g++, codes += 32) {
+      Words packed = splat_words(0);
+#pragma GCC unroll 32
+      for (int r = 0; r < 32; r++) {
+        if (r % 2 == 0) {
+          __builtin_prefetch(x + 8 * r + kPrefetch);
+          if (F != Feedback::kNone) __builtin_prefetch(e + 8 * r + kPrefetch, 1);
+        }
+        float* kept = at<F>(e, 8 * r);
+        const Floats v = owed<F>(x + 8 * r, kept);
+        const Words sign = (Words)v & top;
+        packed = packed >> 1 | sign;
+        keep<F>(kept, v, (Floats)(scale | sign), gain);
       }
-      float* kept = at<F>(e, 8 * r);
-      const Floats v = owed<F>(x + 8 * r, kept);
-      const Words sign = (Words)v & top;
-      packed = packed >> 1 | sign;
-      keep<F>(kept, v, (Floats)(scale | sign), splat(b.gain));
+      store_words(codes, packed);
+      x += kGroup;
+      e = at<F>(e, kGroup);
     }
-    store_words(codes, packed);
-  }
-  template <Feedback F>
-  GW_INLINE void encode_groups(const float* x, float* e, uint8_t* codes, const Block& b, int64_t groups) {
-    for (int64_t g = 0; g < groups; g++)
-      encode_group<F>(x + g * kGroup, at<F>(e, g * kGroup), codes + 32 * g, b);
   }
   template <Feedback F>
   GW_INLINE void encode_part(const float* x, float* e, int64_t numel, uint8_t* codes, const Block& b, int64_t) {
@@ -78,13 +77,15 @@ struct Signs {
   GW_INLINE void void_block(uint8_t* codes, int64_t bytes) { memset(codes, 0, bytes); }
 
   template <bool kAdd>
-  GW_INLINE void decode_group(const uint8_t* codes, float scale_value, float* out) {
-    const Words packed = load_words(codes), top = splat_words(0x80000000u);
-    const Words scale = (Words)splat(scale_value);
+  GW_OUTLINE void decode_groups(const uint8_t* codes, float scale_value, float* out, int64_t groups) {
+    const Words top = splat_words(0x80000000u), scale = (Words)splat(scale_value);
+    for (int64_t g = 0; g < groups; g++, codes += 32) {
+      const Words packed = load_words(codes);
 #pragma GCC unroll 32
-    for (int r = 0; r < 32; r++, out += 8) {
-      const Floats value = (Floats)(scale | (packed << (31 - r) & top));
-      store(out, kAdd ? load(out) + value : value);
+      for (int r = 0; r < 32; r++, out += 8) {
+        const Floats value = (Floats)(scale | (packed << (31 - r) & top));
+        store(out, kAdd ? load(out) + value : value);
+      }
     }
   }
 };

@@ -340,9 +340,7 @@ static int64_t sparse_decode(const DecodeJob& job, const int64_t* capacities) {
       float* out = job.out + job.stretches[s].offset + start;
       float* sum = job.accumulate ? buffer : out;
       sum_window(job, rows, start, some, sum);
-      if (divisor.divisor != 1)
-        for (int64_t i = 0; i < some; i++)
-          sum[i] = divisor.exact ? sum[i] * divisor.factor : sum[i] / divisor.divisor;
+      divide(sum, some, divisor);
       if (job.accumulate)
         for (int64_t i = 0; i < some; i++) out[i] += sum[i];
     }

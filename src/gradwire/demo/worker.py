@@ -1,0 +1,59 @@
+"""One rank of the demo: what `launch.Workers` starts."""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+import traceback
+from collections.abc import Callable
+from typing import TextIO
+
+from gradwire.demo.events import Event, Failed, to_line
+from gradwire.demo.settings import Job
+
+Tell = Callable[[Event], None]
+
+
+def _private_stdout() -> TextIO:
+    """Keep the pipe to the parent for events: what others print goes to the log."""
+    pipe = os.dup(sys.stdout.fileno())
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
+    return os.fdopen(pipe, "w", encoding="utf-8", buffering=1)
+
+
+def _end_with_parent() -> None:
+    """Exit at once when standard input closes: the parent has ended, however it did."""
+    sys.stdin.read()
+    os._exit(1)
+
+
+def serve(run: Callable[[Job, int, str, Tell], None]) -> None:
+    """Read the job from the parent, run it, tell the parent, exit.
+
+    Args:
+        run: Takes the job, this process's rank, the file by which the ranks
+            meet, and what takes events.
+    """
+    pipe = _private_stdout()
+    job = Job.from_json(sys.stdin.readline())
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+
+    def tell(event: Event) -> None:
+        pipe.write(to_line(event))
+
+    try:
+        run(job, int(os.environ["RANK"]), os.environ["GRADWIRE_RENDEZVOUS"], tell)
+    except Exception as error:  # noqa: BLE001 - told to the parent, whatever it is
+        traceback.print_exc()
+        tell(Failed(f"{type(error).__name__}: {error}".splitlines()[0]))
+    sys.stderr.flush()
+    # Not a plain return: the thread above holds standard input, and a failed
+    # process group may wait for its peers while it is torn down.
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    from gradwire.demo.run import run_job
+
+    serve(run_job)

@@ -1,0 +1,126 @@
+"""What a demo run measured, as plain data. No torch here; renderers only read it."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+from typing import Literal
+
+BASELINE = "ddp"
+"""Name of the method that every other one is compared with."""
+
+Family = Literal["ddp", "hook", "gradwire"]
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One training step; times are rank 0's.
+
+    Attributes:
+        loss: Training loss before the step, averaged over ranks.
+        forward_s: From the start of the step to the loss.
+        backward_s: From there until the last gradient is ready.
+        exposed_s: From there until backward returns: communication not hidden.
+        optimiser_s: The optimiser's step.
+        sent_bytes: Payload that the busiest rank sent.
+
+    Example:
+        >>> Step(0, 5.5, 0.1, 0.2, 0.3, 0.01, 1000).total_s
+        0.61
+    """
+
+    step: int
+    loss: float
+    forward_s: float
+    backward_s: float
+    exposed_s: float
+    optimiser_s: float
+    sent_bytes: int
+
+    @property
+    def total_s(self) -> float:
+        """Duration of the whole step."""
+        return self.forward_s + self.backward_s + self.exposed_s + self.optimiser_s
+
+
+@dataclass(frozen=True, slots=True)
+class Validation:
+    """Loss and accuracy on held-out data after `step` steps."""
+
+    step: int
+    loss: float
+    accuracy: float
+
+
+@dataclass(frozen=True, slots=True)
+class MethodResult:
+    """Everything measured of one method.
+
+    Attributes:
+        name: Short name, unique in the run (`"ddp"`, `"int4"`).
+        label: The name readers see.
+        family: `"ddp"` (no compression), `"hook"` (PyTorch's) or `"gradwire"`.
+        validations: At least the one after the last step.
+        digests: Hash of the parameters after the last step, by rank.
+    """
+
+    name: str
+    label: str
+    family: Family
+    steps: tuple[Step, ...]
+    validations: tuple[Validation, ...]
+    digests: tuple[str, ...]
+
+    @property
+    def is_replicated(self) -> bool:
+        """Whether all ranks ended with bit-identical parameters."""
+        return len(set(self.digests)) == 1
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """What was asked for.
+
+    Attributes:
+        link: Rate of the emulated link, in each direction, bytes per second;
+            None for no limit.
+        latency_s: One-way delay of the emulated link.
+        untimed_steps: Steps at the start that medians leave out.
+    """
+
+    task: str
+    num_parameters: int
+    ranks: int
+    steps: int
+    batch_size: int
+    seed: int
+    link_bytes_per_s: float | None
+    latency_s: float
+    untimed_steps: int
+
+
+@dataclass(frozen=True, slots=True)
+class Environment:
+    """Where it ran."""
+
+    gradwire: str
+    torch: str
+    python: str
+    platform: str
+    processor: str
+    cores: int
+
+
+@dataclass(frozen=True, slots=True)
+class DemoResult:
+    """One run of the demo: settings, place, and each method's steps."""
+
+    settings: Settings
+    environment: Environment
+    methods: tuple[MethodResult, ...]
+    started: str
+    wall_s: float
+
+    def to_json(self) -> str:
+        """Write everything, every step included, as one JSON object."""
+        return json.dumps({"format": 1, **asdict(self)}, indent=2, sort_keys=True)

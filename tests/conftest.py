@@ -1,0 +1,40 @@
+"""What all tests share: poisoned memory, derandomised Hypothesis, counted skips."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+import torch
+from hypothesis import HealthCheck, settings
+
+settings.register_profile(
+    "ci",
+    derandomize=True,
+    deadline=None,
+    database=None,
+    max_examples=10,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
+)
+settings.register_profile("search", settings.get_profile("ci"), derandomize=False, max_examples=300)
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
+
+# Memory that was allocated and not yet written holds NaN, or 0xFF bytes.
+torch.use_deterministic_algorithms(mode=True)
+torch.utils.deterministic.fill_uninitialized_memory = True
+
+
+def pytest_addoption(parser):
+    parser.addoption("--max-skips", type=int, help="fail if more tests than this are skipped")
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_sessionfinish(session):
+    reporter = session.config.pluginmanager.get_plugin("terminalreporter")
+    limit = session.config.getoption("max_skips")
+    if reporter is None or limit is None:
+        return
+    skips = len(reporter.stats.get("skipped", []))
+    if skips > limit:
+        reporter.write_line(f"{skips} tests were skipped, at most {limit} may be", red=True)
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED

@@ -1,0 +1,127 @@
+"""All Hypothesis strategies: tensors, specs, plans, entries."""
+
+from __future__ import annotations
+
+import torch
+from hypothesis import strategies as st
+
+from gradwire.key import name_hash
+from gradwire.plan import Plan, Rule
+from gradwire.spec import (
+    AllReduce,
+    Broadcast,
+    Entry,
+    Float,
+    LowRank,
+    Quantize,
+    Sign,
+    Sparse,
+    TwoPhase,
+)
+
+BLOCK = 256
+BLOCK_SIZES = st.sampled_from([256, 512, 1024])
+EDGE_NUMELS = (0, 1, BLOCK - 1, BLOCK, BLOCK + 1, 773)
+SEEDS = st.integers(0, 2**31)
+WORLD_SIZES = st.integers(1, 4)
+DENSITIES = st.sampled_from([0.01, 0.1, 0.5, 1.0])
+
+
+def normal(*shape, seed=0, scale=1.0):
+    """Return float32 noise of a shape, the same for a seed."""
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(*shape, generator=generator) * scale
+
+
+def _heavy_tailed(numel, seed):
+    return normal(numel, seed=seed) ** 3
+
+
+def _mostly_zero(numel, seed):
+    return torch.where(normal(numel, seed=seed + 1) > 1, normal(numel, seed=seed), 0)
+
+
+def _one_huge(numel, seed):
+    values = normal(numel, seed=seed)
+    values[:1] = 1e30
+    return values
+
+
+def _many_scales(numel, seed):
+    return normal(numel, seed=seed) * 10 ** (normal(numel, seed=seed + 1) * 3)
+
+
+KINDS = {
+    "normal": lambda numel, seed: normal(numel, seed=seed),
+    "small": lambda numel, seed: normal(numel, seed=seed, scale=1e-20),
+    "zero": lambda numel, _seed: torch.zeros(numel),
+    "heavy_tailed": _heavy_tailed,
+    "mostly_zero": _mostly_zero,
+    "one_huge": _one_huge,
+    "many_scales": _many_scales,
+}
+
+
+@st.composite
+def tensors(draw, max_numel=2000):
+    """Draw a 1-D float32 tensor whose blocks have all sorts of ranges."""
+    numel = draw(st.one_of(st.sampled_from(EDGE_NUMELS), st.integers(0, max_numel)))
+    return KINDS[draw(st.sampled_from(sorted(KINDS)))](numel, draw(SEEDS))
+
+
+def codec_specs():
+    """Draw the parameters of any codec."""
+    formats = st.sampled_from(["float32", "bfloat16", "float16", "float8_e4m3", "float8_e5m2"])
+    roundings = st.sampled_from(["stochastic", "nearest"])
+    selections = st.sampled_from(["threshold", "exact", "random"])
+    return st.one_of(
+        st.builds(Float, formats, BLOCK_SIZES),
+        st.builds(Quantize, st.integers(1, 8), BLOCK_SIZES, roundings),
+        st.builds(Sign, BLOCK_SIZES),
+        st.builds(Sparse, DENSITIES, selections),
+    )
+
+
+def _with_feedback(reducer, codec, feedback):
+    return reducer(codec, feedback and getattr(codec, "is_contraction", True))
+
+
+def reducer_specs():
+    """Draw the parameters of any reducer."""
+    dense = codec_specs().filter(lambda spec: not isinstance(spec, Sparse))
+    return st.one_of(
+        st.builds(AllReduce, st.sampled_from(["float32", "bfloat16"])),
+        st.builds(_with_feedback, st.just(TwoPhase), dense, st.booleans()),
+        st.builds(_with_feedback, st.just(Broadcast), codec_specs(), st.booleans()),
+        st.builds(LowRank, st.integers(1, 5), st.booleans(), st.booleans()),
+    )
+
+
+def shapes(max_numel=1500):
+    """Draw the shape of a parameter, from scalars to convolutions."""
+    numels = st.integers(1, max_numel)
+    return st.one_of(
+        st.just(()),
+        st.tuples(numels),
+        numels.flatmap(lambda n: st.tuples(st.just(n), st.integers(1, max_numel // n))),
+        st.tuples(*(st.integers(1, 6) for _ in range(4))),
+    )
+
+
+def entries():
+    """Draw parameters as a spec sees them."""
+    return st.lists(shapes(), min_size=1, max_size=5).map(
+        lambda drawn: [Entry(name_hash(f"p{i}"), shape) for i, shape in enumerate(drawn)]
+    )
+
+
+def plans():
+    """Draw a plan with up to three rules."""
+    rules = st.builds(
+        Rule,
+        reducer_specs(),
+        st.sampled_from(["*", "*.weight", "layer?.*"]),
+        st.integers(0, 4096),
+        st.integers(0, 4),
+    )
+    return st.builds(Plan, st.lists(rules, max_size=3).map(tuple), SEEDS, st.integers(0, 100))
