@@ -1,0 +1,119 @@
+"""What does the hook itself cost? Plain DDP against `attach(ddp, "none")`, on loopback.
+
+    python benchmarks/hook_overhead.py [--rounds 15] [--steps 10] [--plan none]
+
+Two ranks on one machine, a model of 10 million parameters in buckets of 5 MB.
+Both move the same float32 values; what differs is the way through the hook, the
+worker thread and the mailbox. Each round runs so many steps of one, then of the
+other, in turn; a step lasts as long as on the slower rank.
+"""
+
+from __future__ import annotations
+
+import cProfile
+import json
+import os
+import pstats
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import click
+
+LAYERS, WIDTH, BATCH = 10, 1000, 64
+
+
+def _step_s(ddp: object, batch: object, steps: int) -> float:
+    import torch  # noqa: PLC0415 - workers only
+    import torch.distributed as dist  # noqa: PLC0415
+
+    dist.barrier()
+    start = time.perf_counter()
+    for _ in range(steps):
+        ddp.zero_grad()  # type: ignore[attr-defined]
+        ddp(batch).sum().backward()  # type: ignore[operator]
+    took_s = torch.tensor([(time.perf_counter() - start) / steps])
+    dist.all_reduce(took_s, dist.ReduceOp.MAX)
+    return took_s.item()
+
+
+def _worker(rank: int, store: str, rounds: int, steps: int, plan: str, profile: str) -> None:
+    import torch  # noqa: PLC0415
+    import torch.distributed as dist  # noqa: PLC0415
+    from torch import nn  # noqa: PLC0415
+
+    import gradwire  # noqa: PLC0415
+
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", store=dist.FileStore(store, 2), rank=rank, world_size=2)
+
+    def wrapped() -> nn.Module:
+        torch.manual_seed(0)
+        net = nn.Sequential(*[nn.Linear(WIDTH, WIDTH) for _ in range(LAYERS)])
+        return nn.parallel.DistributedDataParallel(net, bucket_cap_mb=5)
+
+    batch = torch.randn(BATCH, WIDTH)
+    models = {"plain DDP": wrapped(), f"attach {plan}": wrapped()}
+    sync = gradwire.attach(models[f"attach {plan}"], plan)
+    seconds: dict[str, list[float]] = {name: [] for name in models}
+    for number in range(rounds + 1):
+        for name, ddp in models.items():
+            took_s = _step_s(ddp, batch, steps)
+            if number:
+                seconds[name].append(took_s)
+    if rank == 0:
+        print(json.dumps(seconds))
+        print(sync.stats().summary(), file=sys.stderr)
+    if profile and rank == 0:
+        profiler = cProfile.Profile()
+        profiler.runcall(_step_s, models[f"attach {plan}"], batch, 5 * steps)
+        pstats.Stats(profiler, stream=sys.stderr).sort_stats("tottime").print_stats(15)
+    elif profile:
+        _step_s(models[f"attach {plan}"], batch, 5 * steps)
+    sync.close()
+    dist.destroy_process_group()
+
+
+@click.command()
+@click.option("--rounds", default=15, show_default=True)
+@click.option("--steps", default=10, show_default=True, help="Steps in a round.")
+@click.option("--plan", default="none", show_default=True)
+@click.option("--profile", is_flag=True, help="Print where the main thread of rank 0 spends time.")
+def main(rounds: int, steps: int, plan: str, *, profile: bool) -> None:
+    """Measure the hook's overhead on a line without limit."""
+    if "HOOK_OVERHEAD_RANK" in os.environ:
+        rank, store = int(os.environ["HOOK_OVERHEAD_RANK"]), os.environ["HOOK_OVERHEAD_STORE"]
+        _worker(rank, store, rounds, steps, plan, "yes" if profile else "")
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        ranks = [
+            subprocess.Popen(  # noqa: S603 - this script
+                [sys.executable, *sys.argv],
+                stdout=subprocess.PIPE,
+                text=True,
+                env={
+                    **os.environ,
+                    "HOOK_OVERHEAD_RANK": str(rank),
+                    "HOOK_OVERHEAD_STORE": str(Path(folder) / "store"),
+                },
+            )
+            for rank in range(2)
+        ]
+        outputs = [rank.communicate()[0] for rank in ranks]
+    seconds = json.loads(outputs[0])
+    print(f"2 ranks, {LAYERS} layers of {WIDTH} x {WIDTH}, {rounds} rounds of {steps} steps")
+    print(f"{'':14} {'median ms':>10} {'min':>8} {'max':>8}")
+    for name, values in seconds.items():
+        low, high = min(values) * 1e3, max(values) * 1e3
+        print(f"{name:14} {statistics.median(values) * 1e3:10.2f} {low:8.2f} {high:8.2f}")
+    plain, attached = seconds.values()
+    ratios = [b / a for a, b in zip(plain, attached, strict=True)]
+    low, high = min(ratios), max(ratios)
+    print(f"attached / plain, by round: {statistics.median(ratios):.3f} ({low:.3f} to {high:.3f})")
+
+
+if __name__ == "__main__":
+    main()
