@@ -66,7 +66,7 @@ def test_op_passes_opcheck(name: str) -> None:
 
 
 def test_wrong_dtype_is_refused_with_what_is_allowed() -> None:
-    with pytest.raises(SpecError, match="x='torch.float64"):
+    with pytest.raises(SpecError, match=r"x='torch\.float64"):
         quantized(bucket().double())
 
 
