@@ -60,6 +60,7 @@ class Bench:
     """Tensors of one size, and the rows that use them."""
 
     def __init__(self, numel: int) -> None:
+        """Fill a bucket and a residual with normal values."""
         generator = torch.Generator().manual_seed(0)
         self.numel = numel
         self.x = torch.randn(numel, generator=generator) * 1e-3

@@ -230,7 +230,7 @@ def float_encode(
     gain: float,
     payload: Tensor,
 ) -> None:
-    """See `reference.float_encode`."""
+    """See `reference_float.float_encode`."""
     function = library().gw_float_encode
     details = (_FORMATS[format], block_size)
     if _encode(function, x, segments, residual, gain, payload, *details):
@@ -246,7 +246,7 @@ def float_decode(
     accumulate: bool,
     out: Tensor,
 ) -> None:
-    """See `reference.float_decode`."""
+    """See `reference_float.float_decode`."""
     function = library().gw_float_decode
     details = (_FORMATS[format], block_size)
     if _decode(function, payloads, segments, divisor, accumulate, out, *details):

@@ -39,26 +39,16 @@ from gradwire.kernels import ops
 from gradwire.kernels.ops import Row
 from gradwire.key import GOLDEN
 from gradwire.layout import GROUP, align, num_blocks, packed_bytes
-from gradwire.spec import FLOAT_BYTES, Float, FloatFormat, Quantize, Sign
+from gradwire.spec import Quantize, Sign
 
 _LANES = 8
 _ROWS = GROUP // _LANES
 _MAGNITUDE = 0x7FFFFFFF
 _INFINITY = 0x7F800000
 _HALF_RANGE = 0x7F000000
-_NAN = 0x7FC00000
 _SMALLEST_NORMAL = 0x00800000
-_BFLOAT16_OVERFLOW = 0x7F7F8000
 _WORD = 0xFFFFFFFF
 _GOLDEN32 = 0x9E3779B9
-_TORCH_FORMATS = {
-    "float32": torch.float32,
-    "bfloat16": torch.bfloat16,
-    "float16": torch.float16,
-    "float8_e4m3": torch.float8_e4m3fn,
-    "float8_e5m2": torch.float8_e5m2,
-}
-_FLOAT8_MAX = {"float8_e4m3": 448.0, "float8_e5m2": 57344.0}
 
 
 class Encoded(NamedTuple):
@@ -114,7 +104,7 @@ def keep(residual: Tensor | None, row: Row, gain: float, lost: Tensor, settled: 
         old.copy_(torch.where(settled, new, old))
 
 
-def _encode(
+def encode_stretches(
     x: Tensor,
     rows: Sequence[Row],
     residual: Tensor | None,
@@ -145,7 +135,7 @@ def write(payload: Tensor, sections: Sequence[Sequence[Tensor]]) -> None:
         offset += align(data.numel())
 
 
-def _decode(
+def decode_stretches(
     payloads: Tensor,
     rows: Sequence[Row],
     divisor: float,
@@ -168,7 +158,7 @@ def _section(payload: Tensor, offset: int, numel: int, dtype: torch.dtype) -> Te
     return payload[offset : offset + numel * dtype.itemsize].clone().view(dtype)
 
 
-def _scales_of(
+def scales_of(
     payload: Tensor, rows: Sequence[Row], block_size: int, index: int
 ) -> tuple[Tensor, int]:
     """Return the scales of stretch `index`, and where the next section begins."""
@@ -177,7 +167,8 @@ def _scales_of(
     return scales, align(4 * sum(counts))
 
 
-def _expand(scales: Tensor, block_size: int, numel: int) -> Tensor:
+def expand(scales: Tensor, block_size: int, numel: int) -> Tensor:
+    """Give each value its block's scale."""
     return scales.repeat_interleave(block_size)[:numel]
 
 
@@ -271,7 +262,7 @@ def noise(stream: int, row: Row, block_size: int, bits: int, device: torch.devic
     return numbers.view(count, block_size).to(torch.int32)
 
 
-class _Range(NamedTuple):
+class Peaks(NamedTuple):
     """The largest magnitude of each block, `[blocks, 1]`, brought to a safe range.
 
     Attributes:
@@ -287,17 +278,18 @@ class _Range(NamedTuple):
     lift: Tensor
 
 
-def _range(values: Tensor, limit: int = _INFINITY) -> _Range:
+def peaks(values: Tensor, limit: int = _INFINITY) -> Peaks:
+    """Measure blocks, one in each row; those that reach `limit` are not finite."""
     peak_bits = magnitude_bits(values).amax(1, keepdim=True)
     peak = peak_bits.view(torch.float32)
     one = torch.ones_like(peak)
     lift = torch.where(peak < 2.0**-64, one * 2.0**64, one)
     lift = torch.where(peak > 2.0**64, one * 2.0**-64, lift)
     finite = peak_bits < limit
-    return _Range(finite, finite & (peak_bits >= _SMALLEST_NORMAL), peak, lift)
+    return Peaks(finite, finite & (peak_bits >= _SMALLEST_NORMAL), peak, lift)
 
 
-def _scale(r: _Range, largest: float) -> tuple[Tensor, Tensor]:
+def scale_to(r: Peaks, largest: float) -> tuple[Tensor, Tensor]:
     """Return scale and reciprocal that take the largest magnitude to `largest`.
 
     Blocks below the smallest normal number get scale 0: they are sent as
@@ -335,8 +327,7 @@ def quantize_encode(
 
     def encode(value: Tensor, row: Row) -> Encoded:
         v = blocks(value, block_size)
-        r = _range(v, _HALF_RANGE if bits == 1 else _INFINITY)
-        scale, inverse = _scale(r, largest)
+        r = peaks(v, _HALF_RANGE if bits == 1 else _INFINITY)
         fixed = torch.round(torch.where(r.finite, v, 0) * r.lift * (inverse * one))
         if nearest:
             u: Tensor | int = one // 2
@@ -349,7 +340,7 @@ def quantize_encode(
         packed = pack(code.view(-1)[: value.numel()], bits)
         return Encoded(scale.view(-1), packed, decoded, settled)
 
-    _encode(x, rows, residual, gain, payload, encode)
+    encode_stretches(x, rows, residual, gain, payload, encode)
 
 
 def quantize_decode(
@@ -369,12 +360,12 @@ def quantize_decode(
     sizes = [packed_bytes(row[2], bits) for row in rows]
 
     def decode(payload: Tensor, index: int, numel: int) -> Tensor:
-        scales, body = _scales_of(payload, rows, block_size, index)
+        scales, body = scales_of(payload, rows, block_size, index)
         start = body + sum(sizes[:index])
         code = unpack(payload[start : start + sizes[index]].clone(), numel, bits)
-        return (code.to(torch.float32) - bias) * _expand(scales, block_size, numel)
+        return (code.to(torch.float32) - bias) * expand(scales, block_size, numel)
 
-    _decode(payloads, rows, divisor, accumulate, out, decode)
+    decode_stretches(payloads, rows, divisor, accumulate, out, decode)
 
 
 def sum_blocks(values: Tensor) -> Tensor:
@@ -412,7 +403,7 @@ def sign_encode(
 
     def encode(value: Tensor, _row: Row) -> Encoded:
         v = blocks(value, block_size)
-        finite = _range(v).finite
+        finite = peaks(v).finite
         count = torch.full((v.shape[0],), float(block_size), device=x.device)
         count[-1] = value.numel() - block_size * (v.shape[0] - 1)
         mean = divide(sum_blocks(v.abs()), count)
@@ -420,12 +411,12 @@ def sign_encode(
         mean = torch.where(mean.isinf(), small, mean)
         scale = torch.where(finite.view(-1), mean, torch.nan)
         negative = torch.where(finite, v.signbit(), False).view(-1)[: value.numel()]  # noqa: FBT003
-        magnitude = _expand(scale, block_size, value.numel())
+        magnitude = expand(scale, block_size, value.numel())
         decoded = torch.where(negative, -magnitude, magnitude)
         settled = finite.expand_as(v).reshape(-1)[: value.numel()]
         return Encoded(scale, pack(negative.to(torch.int32), 1), decoded, settled)
 
-    _encode(x, rows, residual, gain, payload, encode)
+    encode_stretches(x, rows, residual, gain, payload, encode)
 
 
 def sign_decode(
@@ -443,122 +434,13 @@ def sign_decode(
     sizes = [packed_bytes(row[2], 1) for row in rows]
 
     def decode(payload: Tensor, index: int, numel: int) -> Tensor:
-        scales, body = _scales_of(payload, rows, block_size, index)
+        scales, body = scales_of(payload, rows, block_size, index)
         start = body + sum(sizes[:index])
         negative = unpack(payload[start : start + sizes[index]].clone(), numel, 1)
-        magnitude = _expand(scales, block_size, numel)
+        magnitude = expand(scales, block_size, numel)
         return torch.where(negative > 0, -magnitude, magnitude)
 
-    _decode(payloads, rows, divisor, accumulate, out, decode)
-
-
-def _interleave(data: Tensor, numel: int) -> Tensor:
-    """Put byte `8 k + l` of each whole group of 32 at place `4 l + k`.
-
-    So a CPU packs four rows of 8 lanes by shifts; a remainder stays in order.
-    """
-    whole = numel - numel % 32
-    mixed = data[:whole].view(-1, 4, _LANES).transpose(1, 2).reshape(-1)
-    return torch.cat((mixed, data[whole:]))
-
-
-def _deinterleave(data: Tensor, numel: int) -> Tensor:
-    whole = numel - numel % 32
-    plain = data[:whole].view(-1, _LANES, 4).transpose(1, 2).reshape(-1)
-    return torch.cat((plain, data[whole:]))
-
-
-def _float16_scale(r: _Range) -> tuple[Tensor, Tensor]:
-    """Return the power of two that brings the largest magnitude into [2**14, 2**15)."""
-    exponent = ((r.peak.view(torch.int32) >> 23) - 127 - 14).clamp(min=-126)
-    scale = ((exponent + 127) << 23).view(torch.float32)
-    inverse = ((127 - exponent) << 23).view(torch.float32)
-    zero = torch.zeros_like(r.peak)
-    scale = torch.where(r.finite, torch.where(r.usable, scale, zero), torch.nan)
-    return scale, torch.where(r.usable, inverse, zero)
-
-
-def _encode_float(value: Tensor, format: FloatFormat, block_size: int) -> Encoded:  # noqa: A002
-    v = blocks(value, block_size)
-    r = _range(v)
-    finite = r.finite
-    if format == "bfloat16":
-        finite = magnitude_bits(v).amax(1, keepdim=True) < _BFLOAT16_OVERFLOW
-    clean = torch.where(finite, v, 0)
-    if format in ("float32", "bfloat16"):
-        scale = v.new_empty(0)
-        short = clean.to(_TORCH_FORMATS[format]).masked_fill(~finite, torch.nan)
-        decoded = short.to(torch.float32)
-    elif format == "float16":
-        scale, inverse = _float16_scale(r)
-        short = (clean * inverse).to(torch.float16)
-        decoded = short.to(torch.float32) * scale
-    else:
-        scale, inverse = _scale(r, _FLOAT8_MAX[format])
-        short = (clean * r.lift * inverse).to(_TORCH_FORMATS[format])
-        decoded = short.to(torch.float32) * scale
-    numel = value.numel()
-    body = short.view(-1)[:numel].view(torch.uint8)
-    if FLOAT_BYTES[format] == 1:
-        body = _interleave(body, numel)
-    settled = finite.expand_as(v).reshape(-1)[:numel]
-    return Encoded(scale.view(-1), body, decoded.view(-1)[:numel], settled)
-
-
-def float_encode(
-    x: Tensor,
-    segments: Tensor,
-    format: FloatFormat,  # noqa: A002 - the spec's word
-    block_size: int,
-    residual: Tensor | None,
-    gain: float,
-    payload: Tensor,
-) -> None:
-    """Round to a shorter float, to nearest and ties to even.
-
-    float8 scales take the block's largest magnitude to the format's largest
-    value; float16 scales are powers of two, so that only the format rounds.
-    Blocks of float32 and bfloat16, which have no scale to mark them, travel as
-    NaN where one of their values is not finite or would round to infinity.
-    """
-    rows = ops.check_rows(segments, x, residual, block_size)
-    size = Float(format, block_size).num_bytes([row[2] for row in rows])
-    ops.check_size("float_encode", payload, size)
-    _encode(
-        x,
-        rows,
-        residual,
-        gain,
-        payload,
-        lambda value, _row: _encode_float(value, format, block_size),
-    )
-
-
-def float_decode(
-    payloads: Tensor,
-    segments: Tensor,
-    format: FloatFormat,  # noqa: A002 - the spec's word
-    block_size: int,
-    divisor: float,
-    accumulate: bool,
-    out: Tensor,
-) -> None:
-    """Widen the short floats, and multiply by the block's scale if there is one."""
-    rows = ops.check_rows(segments, out, None, block_size)
-    spec = Float(format, block_size)
-    ops.check_size("float_decode", payloads, spec.num_bytes([row[2] for row in rows]))
-    width = FLOAT_BYTES[format]
-
-    def decode(payload: Tensor, index: int, numel: int) -> Tensor:
-        scales, body = _scales_of(payload, rows, block_size, index)
-        start = (body if spec.is_scaled else 0) + width * sum(row[2] for row in rows[:index])
-        data = payload[start : start + width * numel].clone()
-        if width == 1:
-            data = _deinterleave(data, numel)
-        value = data.view(_TORCH_FORMATS[format]).to(torch.float32)
-        return value * _expand(scales, block_size, numel) if spec.is_scaled else value
-
-    _decode(payloads, rows, divisor, accumulate, out, decode)
+    decode_stretches(payloads, rows, divisor, accumulate, out, decode)
 
 
 def hadamard(x: Tensor, block_size: int, out: Tensor) -> None:

@@ -11,13 +11,14 @@ import os
 from dataclasses import dataclass
 
 from gradwire.errors import BackendError, SpecError
-from gradwire.kernels import cpu, ops, reference, reference_sparse
+from gradwire.kernels import cpu, ops, reference, reference_float, reference_sparse
 
 BACKENDS = ("auto", "native", "reference")
 
+_MODULES = {"float": reference_float, "sparse": reference_sparse}
+
 REFERENCE = {
-    name: getattr(reference_sparse if name.startswith("sparse") else reference, name)
-    for name in ops.names()
+    name: getattr(_MODULES.get(name.partition("_")[0], reference), name) for name in ops.names()
 }
 """The reference kernel of each op."""
 

@@ -84,10 +84,8 @@ static void hadamard(const float* x, float* out, int64_t blocks, int64_t size, f
       continue;
     }
     for (int64_t i = 0; i < size; i += 64) {
-      for (int64_t k = i; k < i + 64; k += 16) {
-        __builtin_prefetch(x + size + k);
-        __builtin_prefetch(out + size + k, 1);
-      }
+#pragma GCC unroll 4
+      for (int k = 0; k < 64; k += 16) __builtin_prefetch(x + size + i + k);
       transform_64<false>(x + i, out + i, last);
     }
     int64_t h = 64;
