@@ -92,7 +92,7 @@ def test_j2_state_is_plain_data_and_the_handle_is_not_pickled(tmp_path):
     run_processes(2, body)
 
 
-def test_state_is_a_copy(tmp_path):
+def test_state_is_a_copy():
     def body(rank):
         ddp, sync = wrap(Given((40, 33)), "low_rank:2")
         step(ddp, draw(40, 33, seed=rank))
