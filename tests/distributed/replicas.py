@@ -10,7 +10,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.nn.parallel import DistributedDataParallel as DDP
+from torch.nn.parallel import DistributedDataParallel as DDP  # noqa: N817 - as everyone calls it
 
 import gradwire
 from gradwire.engine.synchronizer import Synchronizer
@@ -53,6 +53,23 @@ def buckets_of(num_bytes: int, count: int) -> dict[str, Any]:
     if "bucket_cap_mb_list" in inspect.signature(DDP).parameters:
         return {"bucket_cap_mb_list": [size] * count}
     return {"bucket_cap_mb": size}  # before PyTorch 2.13 it held in the first step
+
+
+def mlp(width: int = 40, depth: int = 3) -> nn.Sequential:
+    """Return a small net, the same on all ranks."""
+    torch.manual_seed(0)
+    layers = [layer for _ in range(depth) for layer in (nn.Linear(width, width), nn.Tanh())]
+    return nn.Sequential(*layers, nn.Linear(width, 1))
+
+
+def train(
+    model: nn.Module, optimizer: torch.optim.Optimizer, steps: range, rank: int, width: int = 40
+) -> None:
+    """Train on data that differ by rank and step."""
+    for i in steps:
+        optimizer.zero_grad()
+        model(draw(4, width, seed=100 * i + rank)).square().mean().backward()
+        optimizer.step()
 
 
 def step(ddp: nn.Module, *inputs: Tensor) -> list[Tensor]:

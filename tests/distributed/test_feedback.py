@@ -27,6 +27,10 @@ from gradwire.spec import parse_reducer
 WITH_FEEDBACK = tuple(s for s in LOSSY if everywhere(s).rules[0].reducer.feedback)
 
 
+def _flat(steps):
+    return [tensor for tensors in steps for tensor in tensors]
+
+
 def _owed(sync, like):
     """Sum over ranks of the residual of each tensor; zeros where there is none."""
     found = residuals(sync)
@@ -57,7 +61,7 @@ def test_d2_gradients_and_old_residuals_equal_results_and_new_residuals(world_si
 
 
 def test_d3_feedback_is_on_and_helps():
-    def body(rank):
+    def body(_):
         gradient = draw(48, 40, seed=3)
         for scheme in WITH_FEEDBACK:
             ddp, sync = wrap(Given((48, 40)), scheme)
@@ -102,7 +106,7 @@ def test_d5_warm_up_is_counted_in_steps():
 
 
 def test_d6_residual_of_a_16_bit_model_is_float32():
-    def body(rank):
+    def body(_):
         for dtype in (torch.bfloat16, torch.float16):
             ddp, sync = wrap(Given((64, 32), dtype=dtype), "int4")
             gradient = (1 + 0.001 * draw(64, 32, seed=1)).to(dtype)
@@ -145,7 +149,7 @@ def test_d7_residual_takes_the_same_memory_at_every_step():
 def _after_scale_drops(factor, rescale):
     """Outputs over gradient for the steps after the gradient's unit has shrunk, and warnings."""
 
-    def body(rank):
+    def body(_):
         ddp, sync = wrap(Given((64, 32)), "topk:0.05")
         gradient = draw(64, 32, seed=1)
         for _ in range(33):
@@ -225,9 +229,9 @@ def test_c4_same_seed_same_bits_and_unlike_noise_everywhere_else():
             return outputs
 
         first, again, other = run(0), run(0), run(1)
-        assert digest(sum(first, [])) == digest(sum(again, []))
-        assert digest(sum(first, [])) != digest(sum(other, []))
-        noise = torch.stack([(out - gradient).view(-1) for out in sum(first, [])])
+        assert digest(_flat(first)) == digest(_flat(again))
+        assert digest(_flat(first)) != digest(_flat(other))
+        noise = torch.stack([(out - gradient).view(-1) for out in _flat(first)])
         correlation = torch.corrcoef(noise)
         within_one_step = [correlation[2 * i, 2 * i + 1].abs() for i in range(3)]
         assert max(within_one_step) < 4 / 1024**0.5
@@ -236,7 +240,7 @@ def test_c4_same_seed_same_bits_and_unlike_noise_everywhere_else():
 
 
 def test_c4_stochastic_rounding_is_unbiased():
-    def body(rank):
+    def body(_):
         plan = Plan((Rule(parse_reducer("int1"), min_numel=1),))  # unbiased, without feedback
         ddp, _ = wrap(Given((64, 16)), plan)
         gradient = torch.full((64, 16), 0.3)

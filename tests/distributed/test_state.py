@@ -14,29 +14,16 @@ from replicas import (
     digest,
     draw,
     everywhere,
+    mlp,
     residuals,
     step,
     total,
+    train,
     wrap,
 )
-from torch import nn
 
 from gradwire.engine.feedback import StateWarning
 from gradwire.errors import StateError
-
-
-def _mlp():
-    torch.manual_seed(0)
-    return nn.Sequential(
-        nn.Linear(40, 40), nn.Tanh(), nn.Linear(40, 40), nn.Tanh(), nn.Linear(40, 1)
-    )
-
-
-def _train(ddp, optimizer, steps, rank):
-    for i in steps:
-        optimizer.zero_grad()
-        ddp(draw(4, 40, seed=100 * i + rank)).square().mean().backward()
-        optimizer.step()
 
 
 @pytest.mark.parametrize(
@@ -46,29 +33,29 @@ def _train(ddp, optimizer, steps, rank):
 def test_j4_resumed_run_is_bit_identical(tmp_path, scheme, loads_late):
     def body(rank):
         options = {"bucket_cap_mb": 0.005}
-        ddp, sync = wrap(_mlp(), everywhere(scheme, warmup_steps=1), **options)
+        ddp, sync = wrap(mlp(depth=2), everywhere(scheme, warmup_steps=1), **options)
         optimizer = torch.optim.AdamW(ddp.parameters(), lr=0.01)
-        _train(ddp, optimizer, range(4), rank)
+        train(ddp, optimizer, range(4), rank)
         state = {
             "model": ddp.module.state_dict(),
             "optimizer": optimizer.state_dict(),
             "gradwire": sync.state_dict(),
         }
         torch.save(state, tmp_path / f"{rank}.pt")
-        _train(ddp, optimizer, range(4, 8), rank)
+        train(ddp, optimizer, range(4, 8), rank)
         want = assert_replicas_agree(ddp)
         kept = digest(list(residuals(sync).values()))
         sync.close()
 
-        ddp, sync = wrap(_mlp(), everywhere(scheme, warmup_steps=1), **options)
+        ddp, sync = wrap(mlp(depth=2), everywhere(scheme, warmup_steps=1), **options)
         optimizer = torch.optim.AdamW(ddp.parameters(), lr=0.01)
         if loads_late:
-            _train(ddp, optimizer, range(2), rank)
+            train(ddp, optimizer, range(2), rank)
         state = torch.load(tmp_path / f"{rank}.pt", weights_only=True)
         ddp.module.load_state_dict(state["model"])
         optimizer.load_state_dict(state["optimizer"])
         sync.load_state_dict(state["gradwire"])
-        _train(ddp, optimizer, range(4, 8), rank)
+        train(ddp, optimizer, range(4, 8), rank)
         assert assert_replicas_agree(ddp) == want
         assert digest(list(residuals(sync).values())) == kept
 
@@ -77,7 +64,7 @@ def test_j4_resumed_run_is_bit_identical(tmp_path, scheme, loads_late):
 
 def test_j2_state_is_plain_data_and_the_handle_is_not_pickled(tmp_path):
     def body(rank):
-        ddp, sync = wrap(_mlp(), "low_rank:2")
+        ddp, sync = wrap(mlp(depth=2), "low_rank:2")
         ddp(draw(2, 40, seed=rank)).sum().backward()
         state = sync.state_dict()
         torch.save(state, tmp_path / f"{rank}.pt")
@@ -92,7 +79,7 @@ def test_j2_state_is_plain_data_and_the_handle_is_not_pickled(tmp_path):
     run_processes(2, body)
 
 
-def test_state_is_a_copy(tmp_path):
+def test_state_is_a_copy():
     def body(rank):
         ddp, sync = wrap(Given((40, 33)), "low_rank:2")
         step(ddp, draw(40, 33, seed=rank))
@@ -108,14 +95,14 @@ def test_state_is_a_copy(tmp_path):
 def test_j3_warm_up_does_not_run_again():
     def body(rank):
         plan = everywhere("int4", warmup_steps=3)
-        ddp, sync = wrap(_mlp(), plan, bucket_cap_mb=0.005)
+        ddp, sync = wrap(mlp(depth=2), plan, bucket_cap_mb=0.005)
         optimizer = torch.optim.SGD(ddp.parameters(), lr=0.1)
-        _train(ddp, optimizer, range(4), rank)
+        train(ddp, optimizer, range(4), rank)
         state = sync.state_dict()
         sync.close()
-        ddp, sync = wrap(_mlp(), plan, bucket_cap_mb=0.005)
+        ddp, sync = wrap(mlp(depth=2), plan, bucket_cap_mb=0.005)
         sync.load_state_dict(state)
-        _train(ddp, torch.optim.SGD(ddp.parameters(), lr=0.1), range(1), rank)
+        train(ddp, torch.optim.SGD(ddp.parameters(), lr=0.1), range(1), rank)
         assert sync.stats().steps_done == 5
         (last,) = sync.stats().recent
         assert last.step == 4
@@ -241,15 +228,15 @@ def test_c4_other_buckets_after_loading_change_nothing():
     def body(rank):
         results = []
         for cap in (25, 0.005):
-            ddp, sync = wrap(_mlp(), "int4")
+            ddp, sync = wrap(mlp(depth=2), "int4")
             optimizer = torch.optim.SGD(ddp.parameters(), lr=0.1)
-            _train(ddp, optimizer, range(3), rank)
+            train(ddp, optimizer, range(3), rank)
             model, state = ddp.module.state_dict(), sync.state_dict()
             sync.close()
-            ddp, sync = wrap(_mlp(), "int4", bucket_cap_mb=cap)
+            ddp, sync = wrap(mlp(depth=2), "int4", bucket_cap_mb=cap)
             ddp.module.load_state_dict(model)
             sync.load_state_dict(state)
-            _train(ddp, torch.optim.SGD(ddp.parameters(), lr=0.1), range(3, 6), rank)
+            train(ddp, torch.optim.SGD(ddp.parameters(), lr=0.1), range(3, 6), rank)
             results.append(assert_replicas_agree(ddp))
             sync.close()
         assert results[0] == results[1]

@@ -43,8 +43,8 @@ def test_a1_result_is_the_mean_not_the_sum(world_size):
         steps = 1 if scheme == "none" else 30
         sums = [torch.zeros(24, 16), torch.zeros(8)]
         for _ in range(steps):
-            for s, got in zip(sums, step(ddp, *gradients), strict=True):
-                s += got / steps
+            for one, got in zip(sums, step(ddp, *gradients), strict=True):
+                one.add_(got / steps)
         for got, mean in zip(sums, want, strict=True):
             error = float((got - mean).norm() / mean.norm())
             assert error < (1e-6 if scheme == "none" else 0.25)

@@ -77,9 +77,9 @@ def _difference(first: Mapping[str, Any], theirs: Mapping[str, Any], rank: int) 
     return None
 
 
-def logged(ddp: DDP, what: str) -> int:
-    """Return one of the numbers that DDP keeps of itself; 0 before it has any."""
-    read: Callable[[], dict[str, int]] = ddp._get_ddp_logging_data  # noqa: SLF001 - no public way
+def logged(ddp: DDP, what: str) -> object:
+    """Return one of the things that DDP notes of itself; 0 before it has any."""
+    read: Callable[[], dict[str, object]] = ddp._get_ddp_logging_data  # noqa: SLF001 - no public way
     return read().get(what, 0)
 
 
@@ -116,18 +116,18 @@ def _parameters(ddp: DDP) -> list[Parameter]:
 
 def _refuse(ddp: DDP) -> None:
     """Refuse, in words, what cannot be combined with a hook."""
-    if ddp._comm_hooks:  # noqa: SLF001 - no public way to read it
-        hook, _ = ddp._comm_hooks[0]  # noqa: SLF001
-        raise SpecError(
-            "communication hook of DDP",
-            hook.__qualname__,
-            "unset: a DDP model takes one only; wrap the model anew to attach again",
-        )
-    if ddp._delay_all_reduce_all_params:  # noqa: SLF001
+    if ddp._delay_all_reduce_all_params:  # noqa: SLF001 - no public way to read it
         raise SpecError(
             "DDP(delay_all_reduce_named_params)",
             "all parameters",
             "fewer than all: those bypass the hook, and nothing is left to compress",
+        )
+    hook = logged(ddp, "comm_hook")  # built-in ones too; a copy of a model has none
+    if hook:
+        raise SpecError(
+            "communication hook of DDP",
+            hook,
+            "unset: a DDP model takes one only; wrap the model anew to attach again",
         )
     _refuse_strangers(ddp)
     for name, p in trained(ddp).items():

@@ -164,10 +164,12 @@ class _Watch:
         self.forwards = 0
         self._model = id(ddp)
 
+    # Not compiled, or a compiled model would be compiled anew for each count.
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
     def __call__(self, ddp: DDP, _inputs: object) -> None:
         """Refuse parameters that came after attaching: DDP does not know them."""
-        if torch.compiler.is_compiling() or id(ddp) != self._model:
-            return  # a changing count would have it compiled anew; a copy has no hook
+        if id(ddp) != self._model:
+            return  # a copy has no hook
         if self.forwards % _LOOKED_AT_EVERY < 3:  # noqa: PLR2004 - at the start, then rarely
             for name, p in trained(ddp).items():
                 if id(p) not in self.names:
