@@ -116,8 +116,7 @@ def test_h3_h4_every_scheme_takes_every_dtype_and_layout():
             sync = gradwire.attach(ddp, _everywhere(scheme))
             given = [
                 [
-                    _drawn(50 * r + i, *p.shape, dtype=p.dtype)
-                    + _drawn(i, *p.shape, dtype=p.dtype)
+                    _drawn(50 * r + i, *p.shape, dtype=p.dtype) + _drawn(i, *p.shape, dtype=p.dtype)
                     for i, p in enumerate(parameters())
                 ]
                 for r in range(2)
