@@ -154,11 +154,11 @@ def test_load_plan_takes_whatever_attach_takes(tmp_path):
 def test_load_plan_refuses_what_is_no_plan(tmp_path):
     with pytest.raises(SpecError, match="is not the path of an existing file"):
         load_plan(tmp_path)
-    with pytest.raises(SpecError, match="plan='gone.json' is not the path"):
+    with pytest.raises(SpecError, match=r"plan='gone\.json' is not the path"):
         load_plan("gone.json")
     with pytest.raises(UnknownIdError, match="spec='gone' is not one of: none"):
         load_plan("gone")
-    with pytest.raises(SpecError, match="Rule.reducer=7 is not a reducer spec"):
+    with pytest.raises(SpecError, match=r"Rule\.reducer=7 is not a reducer spec"):
         load_plan(7)
     (tmp_path / "bytes.json").write_bytes(b"\xff\xfe")
     with pytest.raises(SpecError, match="is not a text file"):

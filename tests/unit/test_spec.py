@@ -38,7 +38,7 @@ REFUSED = [
     (lambda: Quantize(9), "Quantize.bits=9 is not a whole number between 1 and 8"),
     (lambda: Quantize(4.0), "Quantize.bits=4.0"),
     (lambda: Quantize("4"), "Quantize.bits='4'"),
-    (lambda: Quantize(True), "Quantize.bits=True"),
+    (lambda: Quantize(bits=True), "Quantize.bits=True"),
     (lambda: Quantize(4, rounding="up"), "Quantize.rounding='up' is not one of"),
     (lambda: Quantize(4, block_size=100), "Quantize.block_size=100 is not a multiple of 256"),
     (lambda: Quantize(4, block_size=0), "Quantize.block_size=0"),

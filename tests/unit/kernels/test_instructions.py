@@ -57,9 +57,7 @@ def count(program: Path, kernel: str, calls: int) -> int:
         *("valgrind", "--tool=callgrind", "--callgrind-out-file=/dev/null", "--log-fd=1"),
         *(str(program), str(cpu.PATH), kernel, str(NUMEL), str(calls)),
     ]
-    done = subprocess.run(
-        command, check=True, capture_output=True, text=True
-    )
+    done = subprocess.run(command, check=True, capture_output=True, text=True)
     line = next(line for line in done.stdout.splitlines() if "Collected" in line)
     return int(line.split()[-1])
 
