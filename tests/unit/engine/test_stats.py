@@ -23,36 +23,38 @@ def _stats(*steps: StepStats) -> Stats:
 
 
 def test_a_step_adds_up_its_buckets():
-    step = StepStats(4, (_bucket(), _bucket(index=1, sent_bytes=3000)), 0.03, 0.02, True)
+    step = StepStats(4, (_bucket(), _bucket(index=1, sent_bytes=3000)), 0.03, 0.02, is_finite=True)
     assert (step.dense_bytes, step.sent_bytes, step.received_bytes) == (16000, 4000, 1800)
     assert step.times_smaller == 4.0
 
 
 def test_a_step_that_sent_nothing_is_not_smaller():
-    assert StepStats(0, (_bucket(sent_bytes=0),), 0.0, 0.0, True).times_smaller == 1.0
+    assert StepStats(0, (_bucket(sent_bytes=0),), 0.0, 0.0, is_finite=True).times_smaller == 1.0
 
 
 def test_scalars_hold_the_largest_error_where_one_was_measured():
     buckets = (_bucket(), _bucket(relative_error=0.2), _bucket(relative_error=0.5))
-    scalars = StepStats(0, buckets, 0.03, 0.02, True).scalars()
+    scalars = StepStats(0, buckets, 0.03, 0.02, is_finite=True).scalars()
     assert scalars["gradwire/relative_error"] == 0.5
     assert scalars["gradwire/sent_bytes"] == 3000.0
     assert scalars["gradwire/times_smaller"] == 8.0
     assert scalars["gradwire/exposed_s"] == 0.03
-    assert "gradwire/relative_error" not in StepStats(0, buckets[:1], 0, 0, True).scalars()
+    assert (
+        "gradwire/relative_error" not in StepStats(0, buckets[:1], 0, 0, is_finite=True).scalars()
+    )
 
 
 @pytest.mark.parametrize(
     ("step", "ending"),
     [
         # 7000 bytes less at 1000 bytes in 20 ms are 140 ms, less 20 ms of encoding.
-        (StepStats(0, (_bucket(),), 0.03, 0.02, True), "saves about 120 ms a step"),
+        (StepStats(0, (_bucket(),), 0.03, 0.02, is_finite=True), "saves about 120 ms a step"),
         (
-            StepStats(0, (_bucket(encode_s=1.0),), 0.03, 0.02, True),
+            StepStats(0, (_bucket(encode_s=1.0),), 0.03, 0.02, is_finite=True),
             "dense would be faster here: encoding takes longer than the bytes it saves",
         ),
         (
-            StepStats(0, (_bucket(sent_bytes=0),), 0.0, 0.0, True),
+            StepStats(0, (_bucket(sent_bytes=0),), 0.0, 0.0, is_finite=True),
             "nothing went over the network",
         ),
     ],

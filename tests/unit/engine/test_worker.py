@@ -2,6 +2,7 @@ import gc
 import queue
 import threading
 import weakref
+from functools import partial
 
 import pytest
 import torch
@@ -46,8 +47,7 @@ def test_tasks_advance_in_the_order_in_which_they_can(worker, outcomes):
 
 def test_a_task_can_wait_many_times(worker, outcomes):
     def steps():
-        for pending in pendings:
-            yield pending
+        yield from pendings
 
     pendings = [Pending() for _ in range(50)]
     worker.submit(steps(), outcomes.put)
@@ -135,21 +135,21 @@ def test_an_ended_task_is_freed_without_the_garbage_collector(worker):
     class Buffer:
         pass
 
-    def steps(buffer):
-        yield pending
-        yield _done()
+    def finish(_: object, held: Buffer) -> None:
+        assert held is not None
+        ended.set()
 
     pending, buffer, ended = Pending(), Buffer(), threading.Event()
     kept = weakref.ref(buffer)
     gc.collect()
     gc.disable()
     try:
-        worker.submit(steps(buffer), lambda _, held=buffer: ended.set())
+        worker.submit(_waits_for(pending), partial(finish, held=buffer))
         del buffer
         pending.set_result(None)
         assert ended.wait(10)
-        del pending
         worker.close()
+        del pending
         assert kept() is None
     finally:
         gc.enable()
