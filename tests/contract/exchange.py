@@ -1,10 +1,11 @@
-"""Reductions over ranks as threads, with everything the laws ask about on record."""
+"""Reductions over ranks as threads, on record, and the laws that the record must keep."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+import pytest
 import torch
 from torch import Tensor
 
@@ -13,7 +14,37 @@ from gradwire.comm.channel import Channel
 from gradwire.comm.local import run_ranks
 from gradwire.key import Key, name_hash
 from gradwire.reduce.base import Slot, State, build
-from gradwire.spec import Entry, Transfer
+from gradwire.spec import (
+    Broadcast,
+    Entry,
+    LowRank,
+    Quantize,
+    Transfer,
+    TwoPhase,
+    parse_reducer,
+)
+from strategies import normal
+
+NAMES = (
+    *("none", "bf16", "fp16", "fp8", "fp8_e5m2", "int8", "int4", "int3", "int2", "int1", "sign"),
+    *("topk:0.1", "threshold:0.1", "random_k:0.1", "low_rank", "low_rank:4"),
+    *("none@broadcast", "bf16@two_phase", "fp8@broadcast", "int4@broadcast", "sign@broadcast"),
+)
+SPECS = {name: parse_reducer(name) for name in NAMES} | {
+    "int4 nearest": TwoPhase(Quantize(4, rounding="nearest")),
+    "int4 long blocks": TwoPhase(Quantize(4, block_size=1024)),
+    "int4 without feedback": TwoPhase(Quantize(4), feedback=False),
+    "int4@broadcast without feedback": Broadcast(Quantize(4), feedback=False),
+    "low_rank without feedback": LowRank(2, feedback=False),
+    "low_rank without warm start": LowRank(2, warm_start=False),
+}
+WITH_FEEDBACK = {name: spec for name, spec in SPECS.items() if spec.feedback}
+# Scalar, vector, less than a block, matrices, a convolution.
+SHAPES = [(300,), (), (40, 50), (24, 3, 3, 3), (1, 513)]
+
+each_spec = pytest.mark.parametrize("spec", SPECS.values(), ids=SPECS)
+each_feedback = pytest.mark.parametrize("spec", WITH_FEEDBACK.values(), ids=WITH_FEEDBACK)
+each_world = pytest.mark.parametrize("world_size", [2, 3])
 
 
 class CountingMailbox:
@@ -133,3 +164,43 @@ def reduce_steps(
 def mean(tensors: Sequence[Tensor]) -> Tensor:
     """Return the mean in float64."""
     return torch.stack([t.double() for t in tensors]).mean(0)
+
+
+def noise(numel, world_size, steps, seed=0, scale=1.0):
+    """Return gradients by rank and step, different everywhere."""
+    return [
+        [normal(numel, seed=seed + 97 * rank + step, scale=scale) for step in range(steps)]
+        for rank in range(world_size)
+    ]
+
+
+def alike(values, world_size, steps=1):
+    return [[values.clone() for _ in range(steps)] for _ in range(world_size)]
+
+
+def same_bits(a, b):
+    return torch.equal(a.view(torch.int32), b.view(torch.int32))
+
+
+def assert_agreement(traces):
+    for trace in traces[1:]:
+        for a, b in zip(traces[0].outs, trace.outs, strict=True):
+            assert same_bits(a, b)
+        for a, b in zip(traces[0].factors, trace.factors, strict=True):
+            assert a.keys() == b.keys()
+            assert all(same_bits(a[name], b[name]) for name in a)
+
+
+def assert_conservation(traces, *, is_bfloat16=False):
+    """The mean of what ranks sent is the result, at every step and in all."""
+    steps = len(traces[0].outs)
+    # Roundings of float32, or of bfloat16, of the largest numbers that took part.
+    unit = 2.0**-8 if is_bfloat16 else 2.0**-21
+    size = max(float(t.abs().max()) for r in traces for t in (*r.inputs, *r.residuals))
+    for step in range(steps):
+        sent = mean([trace.sent(step) for trace in traces])
+        assert (sent - traces[0].outs[step].double()).abs().max() <= unit * size, step
+    total = sum(mean([trace.inputs[step] for trace in traces]) for step in range(steps))
+    results = sum(out.double() for out in traces[0].outs)
+    owed = mean([trace.residuals[-1] for trace in traces])
+    assert (results + owed - total).abs().max() <= unit * size * steps

@@ -129,6 +129,14 @@ def test_b4_codec_is_as_accurate_at_every_scale(spec, scale):
 
 
 @each_spec
+def test_b4_block_that_the_format_cannot_hold_leaves_its_residual(spec):
+    x, residual = torch.linspace(-1, 1, 64) * 3.4e38, torch.zeros(64)
+    out = decoded(spec, x, residual=residual)
+    assert out.isfinite().all() or (not out.isfinite().any() and not residual.any())
+    assert residual.isfinite().all()
+
+
+@each_spec
 def test_codec_keeps_what_was_lost(spec):
     x, residual = normal(773), normal(773, seed=1)
     owed = x + residual

@@ -18,6 +18,7 @@ from typing import Protocol, cast
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.profiler import record_function
 
 from gradwire.comm.base import Pending
 from gradwire.errors import CollectiveError, SpecError
@@ -172,6 +173,13 @@ class _Job:
     failure: Exception | None = None
     pending: Pending = field(default_factory=Pending)
 
+    def wait(self) -> None:
+        """Wait for the works, one after the other, up to the deadline."""
+        for what, work in self.works:
+            self.what = what
+            left_s = max(self.deadline - time.monotonic(), 0.001)
+            work.wait(timedelta(seconds=left_s))
+
 
 class _Wire:
     """Connections to the others, and the one thread that waits for works, in order."""
@@ -208,10 +216,8 @@ class _Wire:
         cause = self._failure or job.failure
         if cause is None:
             try:
-                for what, work in job.works:
-                    job.what = what
-                    left_s = max(job.deadline - time.monotonic(), 0.001)
-                    work.wait(timedelta(seconds=left_s))
+                with record_function("gradwire::exchange"):
+                    job.wait()
             except Exception as error:  # noqa: BLE001 - handed to whoever asks the future
                 cause = self._failure or error
         with self._lock:

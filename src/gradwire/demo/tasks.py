@@ -113,6 +113,8 @@ class ByteModel(nn.Module):
         self.norm = nn.LayerNorm(width)
         self.head = nn.Linear(width, 256, bias=False)
         self.apply(self._start)
+        # Bytes that differ clearly are told apart within tens of steps.
+        nn.init.normal_(self.byte.weight)
 
     @staticmethod
     def _start(module: nn.Module) -> None:

@@ -45,6 +45,7 @@ _LANES = 8
 _ROWS = GROUP // _LANES
 _MAGNITUDE = 0x7FFFFFFF
 _INFINITY = 0x7F800000
+_HALF_RANGE = 0x7F000000
 _NAN = 0x7FC00000
 _SMALLEST_NORMAL = 0x00800000
 _BFLOAT16_OVERFLOW = 0x7F7F8000
@@ -286,13 +287,13 @@ class _Range(NamedTuple):
     lift: Tensor
 
 
-def _range(values: Tensor) -> _Range:
+def _range(values: Tensor, limit: int = _INFINITY) -> _Range:
     peak_bits = magnitude_bits(values).amax(1, keepdim=True)
     peak = peak_bits.view(torch.float32)
     one = torch.ones_like(peak)
     lift = torch.where(peak < 2.0**-64, one * 2.0**64, one)
     lift = torch.where(peak > 2.0**64, one * 2.0**-64, lift)
-    finite = peak_bits < _INFINITY
+    finite = peak_bits < limit
     return _Range(finite, finite & (peak_bits >= _SMALLEST_NORMAL), peak, lift)
 
 
@@ -334,7 +335,7 @@ def quantize_encode(
 
     def encode(value: Tensor, row: Row) -> Encoded:
         v = blocks(value, block_size)
-        r = _range(v)
+        r = _range(v, _HALF_RANGE if bits == 1 else _INFINITY)
         scale, inverse = _scale(r, largest)
         fixed = torch.round(torch.where(r.finite, v, 0) * r.lift * (inverse * one))
         if nearest:

@@ -84,11 +84,12 @@ GW_INLINE int32_t peak_bits(const float* x, const float* e, int64_t numel) {
 }
 
 // Scale that takes the peak to `largest`. Peaks below the smallest normal number
-// get scale 0 and stay in the residual.
+// get scale 0 and stay in the residual. With 1 bit the scale is twice the peak and
+// may overflow.
 GW_OUTLINE void rare_scale(int32_t peak, float largest, Block& b) {
   const float m = from_bits(peak);
   b.scale = b.inverse = 0;
-  b.finite = peak < kInfinity;
+  b.finite = peak < kInfinity && to_bits(m / largest) < kInfinity;
   if (!b.finite) {
     b.scale = from_bits(kNaN);
   } else if (peak >= kSmallestNormal) {

@@ -20,7 +20,8 @@ GW_INLINE Floats transform_lanes(Floats v) {
   return v * by4 + GW_SHUFFLE(v, 4, 5, 6, 7, 0, 1, 2, 3);
 }
 
-// Distances 1 to 32 over 64 values.
+// Distances 1 to 32 over 64 values. The last pass of a block normalises.
+template <bool kLast>
 GW_INLINE void transform_64(const float* x, float* y, Floats norm) {
   Floats v[8];
   for (int k = 0; k < 8; k++) v[k] = transform_lanes(load(x + 8 * k));
@@ -30,10 +31,11 @@ GW_INLINE void transform_64(const float* x, float* y, Floats norm) {
     butterfly(v[k + 4], v[k + 6]);
   }
   for (int k = 0; k < 4; k++) butterfly(v[k], v[k + 4]);
-  for (int k = 0; k < 8; k++) store(y + 8 * k, v[k] * norm);
+  for (int k = 0; k < 8; k++) store(y + 8 * k, kLast ? v[k] * norm : v[k]);
 }
 
 // Distances h and 2 h over a block.
+template <bool kLast>
 GW_INLINE void transform_4(float* y, int64_t size, int64_t h, Floats norm) {
   for (int64_t o = 0; o < size; o += 4 * h)
     for (int64_t i = o; i < o + h; i += 8) {
@@ -42,10 +44,10 @@ GW_INLINE void transform_4(float* y, int64_t size, int64_t h, Floats norm) {
       butterfly(c, d);
       butterfly(a, c);
       butterfly(b, d);
-      store(y + i, a * norm);
-      store(y + i + h, b * norm);
-      store(y + i + 2 * h, c * norm);
-      store(y + i + 3 * h, d * norm);
+      store(y + i, kLast ? a * norm : a);
+      store(y + i + h, kLast ? b * norm : b);
+      store(y + i + 2 * h, kLast ? c * norm : c);
+      store(y + i + 3 * h, kLast ? d * norm : d);
     }
 }
 GW_INLINE void transform_2(float* y, int64_t size, int64_t h, Floats norm) {
@@ -71,16 +73,26 @@ static void transform_small(const float* x, float* y, int64_t size, float norm) 
 }
 
 static void hadamard(const float* x, float* out, int64_t blocks, int64_t size, float norm) {
-  const Floats one = splat(1), last = splat(norm);
+  const Floats last = splat(norm);
   for (int64_t n = 0; n < blocks; n++, x += size, out += size) {
     if (size < 64) {
       transform_small(x, out, size, norm);
       continue;
     }
-    for (int64_t i = 0; i < size; i += 64) transform_64(x + i, out + i, size == 64 ? last : one);
+    if (size == 64) {
+      transform_64<true>(x, out, last);
+      continue;
+    }
+    for (int64_t i = 0; i < size; i += 64) {
+      for (int64_t k = i; k < i + 64; k += 16) {
+        __builtin_prefetch(x + size + k);
+        __builtin_prefetch(out + size + k, 1);
+      }
+      transform_64<false>(x + i, out + i, last);
+    }
     int64_t h = 64;
-    for (; 4 * h < size; h *= 4) transform_4(out, size, h, one);
-    if (4 * h == size) transform_4(out, size, h, last);
+    for (; 4 * h < size; h *= 4) transform_4<false>(out, size, h, last);
+    if (4 * h == size) transform_4<true>(out, size, h, last);
     else if (2 * h == size) transform_2(out, size, h, last);
   }
 }

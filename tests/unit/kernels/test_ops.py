@@ -1,0 +1,151 @@
+"""Schemas, checks and edge semantics of the ops, whatever back end serves them."""
+
+import pytest
+import torch
+from torch import Tensor
+
+from gradwire.errors import BackendError, GradwireError, PayloadError, SpecError
+from gradwire.kernels import cpu, ops, select
+from gradwire.spec import Float, Quantize, Sign, Sparse
+
+NUMEL = 700
+SEGMENTS = torch.tensor([[5, 2, NUMEL, 0, 9]])
+
+
+def bucket(seed: int = 0) -> Tensor:
+    return torch.randn(NUMEL + 20, generator=torch.Generator().manual_seed(seed))
+
+
+def quantized(x: Tensor, residual: Tensor | None = None, bits: int = 4, stream: int = 1) -> Tensor:
+    payload = torch.empty(Quantize(bits).num_bytes([NUMEL]), dtype=torch.uint8)
+    ops.quantize_encode(x, SEGMENTS, stream, bits, 256, False, residual, 0.0, payload)
+    return payload
+
+
+def decoded(payload: Tensor, bits: int = 4) -> Tensor:
+    out = torch.full((NUMEL + 20,), torch.nan)
+    ops.quantize_decode(payload[None], SEGMENTS, bits, 256, 1.0, False, out)
+    return out[5 : 5 + NUMEL]
+
+
+def arguments() -> dict[str, tuple]:
+    capacities = torch.tensor([Sparse(0.05, "threshold").capacity(NUMEL)])
+    sizes = {
+        "quantize": Quantize(4).num_bytes([NUMEL]),
+        "sign": Sign(256).num_bytes([NUMEL]),
+        "float": Float("float16").num_bytes([NUMEL]),
+        "sparse": Sparse(0.05, "threshold").num_bytes([NUMEL]),
+    }
+    blank = {name: torch.zeros(size, dtype=torch.uint8) for name, size in sizes.items()}
+    x, e, out = bucket(), bucket(1), bucket(2)
+    tail = (1.0, False, out)
+    return {
+        "quantize_encode": (x, SEGMENTS, 1, 4, 256, False, e, 0.0, blank["quantize"]),
+        "quantize_decode": (blank["quantize"][None], SEGMENTS, 4, 256, *tail),
+        "sign_encode": (x, SEGMENTS, 256, e, 0.0, blank["sign"]),
+        "sign_decode": (blank["sign"][None], SEGMENTS, 256, *tail),
+        "float_encode": (x, SEGMENTS, "float16", 256, e, 0.0, blank["float"]),
+        "float_decode": (blank["float"][None], SEGMENTS, "float16", 256, *tail),
+        "sparse_threshold": (x, SEGMENTS, e, 0.05),
+        "sparse_encode": (
+            *(x, SEGMENTS, torch.ones(1), capacities, e, 0.0),
+            blank["sparse"],
+        ),
+        "sparse_topk_encode": (x, SEGMENTS, capacities, e, 0.0, blank["sparse"]),
+        "sparse_decode": (blank["sparse"][None], SEGMENTS, capacities, *tail),
+        "hadamard": (x[:512], 256, out[:512]),
+    }
+
+
+@pytest.mark.parametrize("name", ops.names())
+def test_op_passes_opcheck(name: str) -> None:
+    torch.library.opcheck(
+        getattr(torch.ops.gradwire, name).default,
+        arguments()[name],
+    )
+
+
+def test_wrong_dtype_is_refused_with_what_is_allowed() -> None:
+    with pytest.raises(SpecError, match="x='torch.float64"):
+        quantized(bucket().double())
+
+
+def test_wrong_size_is_refused_with_both_sizes() -> None:
+    payload = torch.empty(17, dtype=torch.uint8)
+    with pytest.raises(PayloadError, match="17 bytes where"):
+        ops.quantize_encode(bucket(), SEGMENTS, 1, 4, 256, False, None, 0.0, payload)
+
+
+def test_stretch_beyond_the_bucket_is_refused() -> None:
+    with pytest.raises(SpecError, match="inside a bucket of 100 values"):
+        quantized(bucket()[:100])
+
+
+def test_malformed_sparse_payload_is_refused() -> None:
+    payload, segments, capacities, *tail = arguments()["sparse_decode"]
+    payload[0, :4] = torch.tensor([2], dtype=torch.int32).view(torch.uint8)
+    with pytest.raises(GradwireError, match="not ascending"):
+        ops.sparse_decode(payload, segments, capacities, *tail)
+
+
+@pytest.mark.parametrize("bits", range(1, 9))
+@pytest.mark.parametrize("size", [1.0, 3e-38, 3e38, 0.0])
+def test_error_stays_below_one_step_at_any_size(bits: int, size: float) -> None:
+    x = bucket().clamp(-1, 1) * size
+    error = (decoded(quantized(x, bits=bits), bits) - x[5 : 5 + NUMEL]).abs().max()
+    step = 1.0 if bits == 1 else 1 / (2 ** (bits - 1) - 1)
+    assert error <= 1.001 * size * max(step, 2.0 if bits == 1 else 0)
+
+
+@pytest.mark.parametrize("value", [torch.nan, torch.inf, -torch.inf])
+def test_block_that_is_not_finite_stays_so_and_keeps_its_residual(value: float) -> None:
+    x, residual = bucket(), bucket(1)
+    before = residual.clone()
+    x[5 + 300] = value
+    out = decoded(quantized(x, residual))
+    assert not out[256:512].isfinite().any()
+    assert out[:256].isfinite().all()
+    assert torch.equal(residual[2 + 256 : 2 + 512], before[2 + 256 : 2 + 512])
+
+
+def test_residual_is_what_was_lost() -> None:
+    x, residual = bucket(), bucket(1)
+    owed = x[5 : 5 + NUMEL] + residual[2 : 2 + NUMEL]
+    out = decoded(quantized(x, residual))
+    assert torch.equal(residual[2 : 2 + NUMEL], owed - out)
+
+
+@pytest.mark.parametrize("bits", range(1, 9))
+def test_random_rounding_is_unbiased(bits: int) -> None:
+    x = bucket()
+    mean = torch.stack([decoded(quantized(x, bits=bits, stream=s), bits) for s in range(200)])
+    error = (mean.mean(0) - x[5 : 5 + NUMEL]).mean()
+    deviation = mean.std(0).mean() / (200 * NUMEL) ** 0.5
+    assert error.abs() < 5 * deviation
+
+
+@pytest.mark.parametrize(
+    "draw",
+    [torch.randn, torch.rand, lambda n: torch.randn(n) ** 3, lambda n: torch.randn(n).exp()],
+    ids=["normal", "uniform", "heavy", "lognormal"],
+)
+def test_threshold_keeps_about_the_wanted_count(draw) -> None:
+    torch.manual_seed(0)
+    x = draw(1 << 18)
+    whole = torch.tensor([[0, 0, x.numel(), 0, 0]])
+    cut = ops.sparse_threshold(x, whole, None, 0.01)
+    assert abs(int((x.abs() > cut).sum()) - 0.01 * x.numel()) < 0.05 * 0.01 * x.numel()
+
+
+def test_choice_of_a_missing_back_end_is_an_error_only_by_name() -> None:
+    assert {c.backend for c in select.choose("auto", "no compiler")} == {"reference"}
+    with pytest.raises(BackendError, match="no compiler"):
+        select.choose("native", "no compiler")
+    with pytest.raises(SpecError, match="GRADWIRE_BACKEND"):
+        select.choose("gpu", None)
+
+
+def test_report_names_every_op() -> None:
+    report = select.report()
+    assert [choice.op for choice in report.choices] == list(ops.names())
+    assert (report.isa is None) == (cpu.missing() is not None)
