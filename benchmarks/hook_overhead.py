@@ -26,18 +26,20 @@ import click
 LAYERS, WIDTH, BATCH = 10, 1000, 64
 
 
-def _step_s(ddp: object, batch: object, steps: int) -> float:
+def _step_s(ddp: object, batch: object, steps: int) -> tuple[float, float]:
     import torch  # noqa: PLC0415 - workers only
     import torch.distributed as dist  # noqa: PLC0415
 
     dist.barrier()
-    start = time.perf_counter()
+    start, start_cpu = time.perf_counter(), time.process_time()
     for _ in range(steps):
         ddp.zero_grad()  # type: ignore[attr-defined]
         ddp(batch).sum().backward()  # type: ignore[operator]
     took_s = torch.tensor([(time.perf_counter() - start) / steps])
+    cpu_s = torch.tensor([(time.process_time() - start_cpu) / steps])
     dist.all_reduce(took_s, dist.ReduceOp.MAX)
-    return took_s.item()
+    dist.all_reduce(cpu_s)
+    return took_s.item(), cpu_s.item() / 2
 
 
 def _worker(rank: int, store: str, rounds: int, steps: int, plan: str, profile: str) -> None:
@@ -58,7 +60,7 @@ def _worker(rank: int, store: str, rounds: int, steps: int, plan: str, profile: 
     batch = torch.randn(BATCH, WIDTH)
     models = {"plain DDP": wrapped(), f"attach {plan}": wrapped()}
     sync = gradwire.attach(models[f"attach {plan}"], plan)
-    seconds: dict[str, list[float]] = {name: [] for name in models}
+    seconds: dict[str, list[tuple[float, float]]] = {name: [] for name in models}
     for number in range(rounds + 1):
         for name, ddp in models.items():
             took_s = _step_s(ddp, batch, steps)
@@ -105,14 +107,16 @@ def main(rounds: int, steps: int, plan: str, *, profile: bool) -> None:
         outputs = [rank.communicate()[0] for rank in ranks]
     seconds = json.loads(outputs[0])
     print(f"2 ranks, {LAYERS} layers of {WIDTH} x {WIDTH}, {rounds} rounds of {steps} steps")
-    print(f"{'':14} {'median ms':>10} {'min':>8} {'max':>8}")
-    for name, values in seconds.items():
-        low, high = min(values) * 1e3, max(values) * 1e3
-        print(f"{name:14} {statistics.median(values) * 1e3:10.2f} {low:8.2f} {high:8.2f}")
-    plain, attached = seconds.values()
-    ratios = [b / a for a, b in zip(plain, attached, strict=True)]
-    low, high = min(ratios), max(ratios)
-    print(f"attached / plain, by round: {statistics.median(ratios):.3f} ({low:.3f} to {high:.3f})")
+    print(f"{'':34} {'median ms':>10} {'min':>8} {'max':>8}")
+    for kind, what in enumerate(("step", "CPU time of a rank")):
+        for name, pairs in seconds.items():
+            values = [pair[kind] * 1e3 for pair in pairs]
+            spread = f"{min(values):8.2f} {max(values):8.2f}"
+            print(f"{what + ', ' + name:34} {statistics.median(values):10.2f} {spread}")
+        plain, attached = ([pair[kind] for pair in pairs] for pairs in seconds.values())
+        ratios = [b / a for a, b in zip(plain, attached, strict=True)]
+        spread = f"{min(ratios):8.3f} {max(ratios):8.3f}"
+        print(f"{what + ', ratio by round':34} {statistics.median(ratios):10.3f} {spread}")
 
 
 if __name__ == "__main__":

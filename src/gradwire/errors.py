@@ -7,7 +7,9 @@ the data (`PayloadError`), this machine (`BackendError`), the peers
 
 from __future__ import annotations
 
+import copyreg
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 
 class GradwireError(Exception):
@@ -17,6 +19,10 @@ class GradwireError(Exception):
         >>> issubclass(SpecError, GradwireError)
         True
     """
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # Exceptions are rebuilt from their message, which is not what ours are made from.
+        return copyreg.__newobj__, (type(self), *self.args), self.__dict__  # type: ignore[attr-defined]
 
 
 class SpecError(GradwireError, ValueError):

@@ -518,7 +518,7 @@ def parse_reducer(text: str) -> ReducerSpec:
     form, _, how = text.partition("@")
     name, _, number = form.partition(":")
     if name == "low_rank" and not how:
-        rank = _parameter(text, number, 1)
+        rank = _parameter(text, number, 1.0)
         if not rank.is_integer():
             raise SpecError("LowRank.matrix_rank", rank, "a whole number of at least 1")
         return LowRank(int(rank))
@@ -554,7 +554,7 @@ def _parse_codec(text: str, name: str, number: str) -> CodecSpec:
         return Float(floats[name])
     if name == "sign" and not number:
         return Sign()
-    if name.startswith("int") and name[3:].isdigit() and not number:
+    if name.startswith("int") and name[3:].isdecimal() and not number:
         return Quantize(int(name[3:]), rounding="nearest" if name == "int2" else "stochastic")
     if name == "topk":
         return Sparse(_parameter(text, number, 0.01), "exact")

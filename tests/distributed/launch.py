@@ -31,7 +31,7 @@ class RanksFailedError(AssertionError):
     """Some ranks raised, died or did not finish; the message holds their tracebacks."""
 
 
-def run_processes(  # noqa: PLR0913 - by keyword, and each is needed alone
+def run_processes(
     world_size: int,
     body: Callable[[int], T],
     *,

@@ -5,6 +5,7 @@ import re
 import threading
 import time
 import warnings
+from functools import partial
 from types import SimpleNamespace
 
 import pytest
@@ -338,7 +339,7 @@ def mismatches() -> list[dict[str, tuple[str, float]]]:
         told = {}
         for name, (action, _) in MISMATCHES.items():
             start = time.monotonic()
-            text = _refusal(lambda action=action: action(rank))
+            text = _refusal(partial(action, rank))
             told[name] = text, time.monotonic() - start
         ddp = DDP(_net())
         sync = gradwire.attach(ddp)  # nothing of the failed attempts is in the way

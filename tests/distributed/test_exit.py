@@ -65,7 +65,7 @@ def test_processes_end_well_without_any_clean_up(tmp_path):
         "exception": 1,
         "interrupt": -2,
     }
-    done = subprocess.run(  # noqa: S603 - this interpreter
+    done = subprocess.run(
         [sys.executable, "-c", textwrap.dedent(SCRIPT), str(tmp_path), *expected],
         capture_output=True,
         text=True,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import re
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import ClassVar
 
 import pytest
@@ -57,7 +58,7 @@ def _digest(module: nn.Module) -> str:
 def _layers() -> nn.Sequential:
     torch.manual_seed(0)
     sizes = [64, 10, 33, 7, 50, 128, 3, 90, 21, 40, 16]
-    return nn.Sequential(*[nn.Linear(a, b) for a, b in zip(sizes, sizes[1:], strict=False)])
+    return nn.Sequential(*[nn.Linear(a, b) for a, b in pairwise(sizes)])
 
 
 @pytest.mark.parametrize("plan", ["low_rank:2", "int4"])
@@ -116,8 +117,7 @@ def test_h3_h4_every_scheme_takes_every_dtype_and_layout():
             sync = gradwire.attach(ddp, _everywhere(scheme))
             given = [
                 [
-                    _drawn(50 * r + i, *p.shape, dtype=p.dtype)
-                    + _drawn(i, *p.shape, dtype=p.dtype)
+                    _drawn(50 * r + i, *p.shape, dtype=p.dtype) + _drawn(i, *p.shape, dtype=p.dtype)
                     for i, p in enumerate(parameters())
                 ]
                 for r in range(2)

@@ -67,11 +67,11 @@ class Collective(Protocol):
     def world_size(self) -> int:
         """Number of processes in the group."""
 
-    def all_reduce(self, data: Tensor) -> Steps[None]:
-        """Replace `data` (1-D, contiguous) by the sum over ranks.
+    def all_reduce(self, data: Tensor, divisor: float = 1.0) -> Steps[None]:
+        """Replace `data` (1-D, contiguous) by the sum over ranks over `divisor`.
 
-        Sums are formed in float32 (float64 for float64), in rank order, then
-        rounded to the data's dtype: bit-identical on every rank.
+        Sums are formed in float32 (float64 for float64), in rank order, divided
+        there, then rounded to the data's dtype: bit-identical on every rank.
         """
 
     def all_gather(self, out: Tensor, data: Tensor) -> Steps[None]:

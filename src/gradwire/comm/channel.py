@@ -30,8 +30,8 @@ class Channel:
         >>> from gradwire.comm.local import run_ranks
         >>> def average(mailbox):
         ...     x = torch.tensor([1.0, 2.0]) * (mailbox.rank + 1)
-        ...     complete(Channel(mailbox, 0).all_reduce(x))
-        ...     return (x / 2).tolist()
+        ...     complete(Channel(mailbox, 0).all_reduce(x, divisor=2))
+        ...     return x.tolist()
         >>> run_ranks(2, average)
         [[1.5, 3.0], [1.5, 3.0]]
     """
@@ -51,9 +51,9 @@ class Channel:
     def _others(self) -> list[int]:
         return [r for r in range(self.world_size) if r != self.rank]
 
-    def all_reduce(self, data: Tensor) -> Steps[None]:
+    def all_reduce(self, data: Tensor, divisor: float = 1.0) -> Steps[None]:
         """Replace `data` by the sum over ranks (see `Collective.all_reduce`)."""
-        yield from all_reduce_by_shards(data, self)
+        yield from all_reduce_by_shards(data, divisor, self)
 
     def all_gather(self, out: Tensor, data: Tensor) -> Steps[None]:
         """Fill row r of `out` with rank r's `data` (see `Collective.all_gather`)."""
@@ -76,19 +76,21 @@ class Channel:
             yield self._mailbox.exchange(self._next_tag(), sends, receives)
 
 
-def all_reduce_by_shards(data: Tensor, group: Collective) -> Steps[None]:
-    """Sum `data` over ranks, each of which adds up one shard of it."""
-    if group.world_size == 1 or data.numel() == 0:
+def all_reduce_by_shards(data: Tensor, divisor: float, group: Collective) -> Steps[None]:
+    """Sum `data` over ranks, each rank adding up one shard (see `Collective.all_reduce`)."""
+    if data.numel() == 0:
         return
     ranks = range(group.world_size)
     cuts = [shard(data.numel(), 1, r, group.world_size) for r in ranks]
     views = [data.narrow(0, c.start, c.numel) for c in cuts]
     own = views[group.rank]
     rows = [own if r == group.rank else torch.empty_like(own) for r in ranks]
-    yield from group.all_to_all(rows, views)
-    wide = torch.float64 if data.dtype == torch.float64 else torch.float32
-    total = rows[0].to(wide, copy=True)
+    if group.world_size > 1:
+        yield from group.all_to_all(rows, views)
+    # The first row is scratch or about to be replaced, so that the sum may grow in it.
+    total = rows[0].to(torch.float64 if data.dtype == torch.float64 else torch.float32)
     for row in rows[1:]:
         total += row
-    own.copy_(total)
-    yield from group.all_to_all(views, [own] * group.world_size)
+    torch.div(total, divisor, out=own)
+    if group.world_size > 1:
+        yield from group.all_to_all(views, [own] * group.world_size)

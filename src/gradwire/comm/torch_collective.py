@@ -42,9 +42,9 @@ class DistCollective:
         self.rank = self._group.rank()
         self.world_size = self._group.size()
 
-    def all_reduce(self, data: Tensor) -> Steps[None]:
+    def all_reduce(self, data: Tensor, divisor: float = 1.0) -> Steps[None]:
         """Replace `data` by the sum over ranks (see `Collective.all_reduce`)."""
-        yield from all_reduce_by_shards(data, self)
+        yield from all_reduce_by_shards(data, divisor, self)
 
     def all_gather(self, out: Tensor, data: Tensor) -> Steps[None]:
         """Fill row r of `out` with rank r's `data` (see `Collective.all_gather`)."""

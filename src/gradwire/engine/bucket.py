@@ -122,8 +122,7 @@ class BucketRun:
         self._mean = total / group.world_size
 
     def _average_double(self, group: Channel) -> Steps[None]:
-        yield from group.all_reduce(self.buffer)
-        self.buffer.div_(group.world_size)
+        yield from group.all_reduce(self.buffer, group.world_size)
 
     def _reduce(self, reducer: Reducer, part: Part, group: Channel) -> Steps[None]:
         x = self._values()

@@ -41,14 +41,13 @@ class AllReduceReducer:
         if self.spec.format == "float32" and part.run is not None:
             part.copy(x, out)
             (total,) = targets
-            yield from group.all_reduce(total)
-            total.div_(group.world_size)
+            yield from group.all_reduce(total, group.world_size)
             return
         wire = torch.cat(part.values(x))
         if self.spec.format == "bfloat16":
             wire = wire.to(torch.bfloat16)
-        yield from group.all_reduce(wire)
-        mean = wire.to(out.dtype).div_(group.world_size)
+        yield from group.all_reduce(wire, group.world_size)
+        mean = wire.to(out.dtype)
         means = torch.split(mean, [target.numel() for target in targets])
         for target, values in zip(targets, means, strict=True):
             target.copy_(values)

@@ -48,7 +48,7 @@ pytestmark = pytest.mark.skipif(missing() is not None, reason=f"instructions: {m
 def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
     built = tmp_path_factory.mktemp("instructions") / "instructions"
     command = [COMPILER, "-O2", "-std=c++17", str(SOURCE), "-ldl", "-o", str(built)]
-    subprocess.run(command, check=True)  # noqa: S603 - our own source
+    subprocess.run(command, check=True)
     return built
 
 
@@ -57,9 +57,7 @@ def count(program: Path, kernel: str, calls: int) -> int:
         *("valgrind", "--tool=callgrind", "--callgrind-out-file=/dev/null", "--log-fd=1"),
         *(str(program), str(cpu.PATH), kernel, str(NUMEL), str(calls)),
     ]
-    done = subprocess.run(  # noqa: S603 - our own program
-        command, check=True, capture_output=True, text=True
-    )
+    done = subprocess.run(command, check=True, capture_output=True, text=True)
     line = next(line for line in done.stdout.splitlines() if "Collected" in line)
     return int(line.split()[-1])
 
