@@ -23,7 +23,8 @@ from gradwire.spec import (
     to_dict,
 )
 
-DEFAULT_SPEC = "int4"
+DEFAULT_SPEC = "int6"
+"""The fewest bits whose loss curves could not be told from float32's."""
 DENSE = AllReduce("float32")
 MIN_NUMEL = 4 * GROUP
 """Parameters with fewer values stay dense: scales and padding would eat the gain."""

@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from gradwire.errors import SpecError, UnknownIdError
-from gradwire.plan import load_plan
+from gradwire.plan import DEFAULT_SPEC, load_plan
 from gradwire.report.model import BASELINE, Family
 from gradwire.spec import AllReduce, Entry, ReducerSpec, sent_bytes
 
@@ -96,7 +96,7 @@ class Method:
     plan: str | None = None
 
 
-DEFAULT_PLAN = "int4"
+DEFAULT_PLAN = DEFAULT_SPEC
 _BUILT_IN = (
     Method(BASELINE, "plain DDP", "ddp"),
     Method("fp16", "fp16 hook", "hook"),

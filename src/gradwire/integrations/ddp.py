@@ -44,7 +44,7 @@ def attach(
             wrapped by Lightning, Accelerate or the like).
         plan: A plan, the path of a plan file, a reducer spec or its short name
             (`none bf16 fp16 fp8 int8 ... int1 sign topk threshold random_k
-            low_rank`). None is the default: 4 bits with error feedback for
+            low_rank`). None is the default: 6 bits with error feedback for
             matrices of 1,024 values or more, float32 for the rest.
         link: Make transfers last as long as on such a link, to try one out.
         check_every: Every so many steps verify that nothing is lost and that

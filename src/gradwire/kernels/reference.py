@@ -328,6 +328,7 @@ def quantize_encode(
     def encode(value: Tensor, row: Row) -> Encoded:
         v = blocks(value, block_size)
         r = peaks(v, _HALF_RANGE if bits == 1 else _INFINITY)
+        scale, inverse = scale_to(r, largest)
         fixed = torch.round(torch.where(r.finite, v, 0) * r.lift * (inverse * one))
         if nearest:
             u: Tensor | int = one // 2

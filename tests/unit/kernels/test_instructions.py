@@ -18,7 +18,7 @@ GATES = {
     "feedback3": 4.1,
     "feedback2": 4.0,
     "plain4": 2.5,
-    "decode4": 1.02,
+    "decode4": 1.0,
     "decode8": 1.1,
     "decode6": 1.1,
     "decode3": 1.1,
@@ -26,7 +26,7 @@ GATES = {
     "sign_encode": 2.0,
     "sign_decode": 0.75,
     "e4m3_encode": 3.4,
-    "e4m3_accumulate": 2.2,
+    "e4m3_accumulate": 2.1,
     "hadamard": 3.3,
 }
 
