@@ -116,18 +116,18 @@ def _parameters(ddp: DDP) -> list[Parameter]:
 
 def _refuse(ddp: DDP) -> None:
     """Refuse, in words, what cannot be combined with a hook."""
+    if ddp._delay_all_reduce_all_params:  # noqa: SLF001
+        raise SpecError(
+            "DDP(delay_all_reduce_named_params)",
+            "all parameters",
+            "fewer than all: those bypass the hook, and nothing is left to compress",
+        )
     if ddp._comm_hooks:  # noqa: SLF001 - no public way to read it
         hook, _ = ddp._comm_hooks[0]  # noqa: SLF001
         raise SpecError(
             "communication hook of DDP",
             hook.__qualname__,
             "unset: a DDP model takes one only; wrap the model anew to attach again",
-        )
-    if ddp._delay_all_reduce_all_params:  # noqa: SLF001
-        raise SpecError(
-            "DDP(delay_all_reduce_named_params)",
-            "all parameters",
-            "fewer than all: those bypass the hook, and nothing is left to compress",
         )
     _refuse_strangers(ddp)
     for name, p in trained(ddp).items():
