@@ -216,7 +216,7 @@ def test_l1_attach_finds_the_model_inside_other_objects(tmp_path):
         for wrapped in (
             lambda ddp: ddp,
             lambda ddp: torch.compile(ddp, backend="eager"),
-            lambda ddp: nn.Sequential(ddp),
+            nn.Sequential,
             lambda ddp: SimpleNamespace(module=ddp),
             lambda ddp: SimpleNamespace(_forward_module=ddp),
             lambda ddp: SimpleNamespace(model=torch.compile(ddp, backend="eager")),

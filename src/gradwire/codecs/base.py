@@ -165,7 +165,9 @@ CODECS: Registry[type[Codec]] = Registry("codecs")
 
 
 def build(spec: CodecSpec) -> Codec:
-    """Build the codec of a spec; its payloads are checked, since anybody can register one.
+    """Build the codec of a spec, and check each payload it makes.
+
+    Anybody can register a codec, and ranks count on the sizes its spec promises.
 
     Raises:
         UnknownIdError: No codec has this id.

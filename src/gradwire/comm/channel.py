@@ -77,7 +77,7 @@ class Channel:
 
 
 def all_reduce_by_shards(data: Tensor, divisor: float, group: Collective) -> Steps[None]:
-    """Sum `data` over ranks, each rank adding up one shard (see `Collective.all_reduce`)."""
+    """Add up and divide one shard on each rank (see `Collective.all_reduce`)."""
     if data.numel() == 0:
         return
     ranks = range(group.world_size)
