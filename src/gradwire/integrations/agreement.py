@@ -116,29 +116,17 @@ def _parameters(ddp: DDP) -> list[Parameter]:
 
 def _refuse(ddp: DDP) -> None:
     """Refuse, in words, what cannot be combined with a hook."""
-<<<<<<< HEAD
     if ddp._delay_all_reduce_all_params:  # noqa: SLF001 - no public way to read it
-=======
-    if ddp._delay_all_reduce_all_params:  # noqa: SLF001
->>>>>>> faults2
         raise SpecError(
             "DDP(delay_all_reduce_named_params)",
             "all parameters",
             "fewer than all: those bypass the hook, and nothing is left to compress",
         )
-<<<<<<< HEAD
     hook = logged(ddp, "comm_hook")  # built-in ones too; a copy of a model has none
     if hook:
         raise SpecError(
             "communication hook of DDP",
             hook,
-=======
-    if ddp._comm_hooks:  # noqa: SLF001 - no public way to read it
-        hook, _ = ddp._comm_hooks[0]  # noqa: SLF001
-        raise SpecError(
-            "communication hook of DDP",
-            hook.__qualname__,
->>>>>>> faults2
             "unset: a DDP model takes one only; wrap the model anew to attach again",
         )
     _refuse_strangers(ddp)
