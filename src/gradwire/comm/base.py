@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Generator, Mapping, Sequence
 from concurrent.futures import Future
-from typing import Protocol, TypeVar
+from typing import Protocol, TypeVar, runtime_checkable
 
 from torch import Tensor
 
@@ -54,6 +54,18 @@ class Mailbox(Protocol):
 
     def close(self) -> None:
         """Stop threads and give up what is under way. Can be called twice."""
+
+
+@runtime_checkable
+class SummingMailbox(Mailbox, Protocol):
+    """A mailbox whose back end has an all-reduce of its own."""
+
+    def all_reduce(self, data: Tensor) -> Pending:
+        """Replace `data` (contiguous, float32 or float64) by the sum over ranks, at once.
+
+        All ranks call it in the same order. The sum's last bits may depend on
+        where a value lies in `data`; they are the same on every rank.
+        """
 
 
 class Collective(Protocol):

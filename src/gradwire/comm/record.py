@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from gradwire.comm.base import Mailbox, Pending
+from gradwire.comm.base import Mailbox, Pending, SummingMailbox
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +65,15 @@ class Recorder:
     ) -> Pending:
         """Pass an exchange on, and count it once complete (see `Mailbox.exchange`)."""
         sent_bytes, received_bytes = _num_bytes(sends.values()), _num_bytes(receives.values())
+        return self._count(self._mailbox.exchange(tag, sends, receives), sent_bytes, received_bytes)
+
+    def all_reduce(self, data: Tensor) -> Pending:
+        """Pass a sum on to a mailbox that can; counted are the bytes of a ring."""
+        assert isinstance(self._mailbox, SummingMailbox)
+        num_bytes = 2 * (self.world_size - 1) * data.nbytes // self.world_size
+        return self._count(self._mailbox.all_reduce(data), num_bytes, num_bytes)
+
+    def _count(self, pending: Pending, sent_bytes: int, received_bytes: int) -> Pending:
         recorded: Pending = Pending()
         recorded.set_running_or_notify_cancel()
         start = time.perf_counter()
@@ -80,7 +89,7 @@ class Recorder:
                 self._exchange_s.append(time.perf_counter() - start)
             recorded.set_result(None)
 
-        self._mailbox.exchange(tag, sends, receives).add_done_callback(count)
+        pending.add_done_callback(count)
         return recorded
 
     def take(self) -> Traffic:

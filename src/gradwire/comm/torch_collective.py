@@ -9,7 +9,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from gradwire.comm.base import Steps
-from gradwire.comm.channel import all_reduce_by_shards
+from gradwire.comm.channel import Scratch, all_reduce_by_shards
 from gradwire.errors import CollectiveError, SpecError
 
 
@@ -44,7 +44,7 @@ class DistCollective:
 
     def all_reduce(self, data: Tensor, divisor: float = 1.0) -> Steps[None]:
         """Replace `data` by the sum over ranks (see `Collective.all_reduce`)."""
-        yield from all_reduce_by_shards(data, divisor, self)
+        yield from all_reduce_by_shards(data, divisor, self, Scratch())
 
     def all_gather(self, out: Tensor, data: Tensor) -> Steps[None]:
         """Fill row r of `out` with rank r's `data` (see `Collective.all_gather`)."""

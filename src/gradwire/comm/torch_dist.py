@@ -115,6 +115,19 @@ class TorchMailbox:
         self._wire.put(job)
         return job.pending
 
+    def all_reduce(self, data: Tensor) -> Pending:
+        """Sum by Gloo's own ring (see `SummingMailbox.all_reduce`)."""
+        job = _Job(None, time.monotonic() + self._timeout_s, what="all_reduce")
+        job.pending.set_running_or_notify_cancel()
+        backend = self._wire.backend
+        if backend is not None:
+            try:
+                job.works.append((job.what, backend.allreduce([data])))
+            except RuntimeError as error:
+                job.failure = error
+        self._wire.put(job)
+        return job.pending
+
     def _pieces(self, field: str, tensors: Mapping[int, Tensor]) -> Iterator[tuple[int, Tensor]]:
         for peer, tensor in tensors.items():
             if not 0 <= peer < self.world_size or peer == self.rank:
@@ -161,12 +174,14 @@ class _Backend(Protocol):
 
     def recv(self, tensors: list[Tensor], peer: int, tag: int, /) -> dist.Work: ...
 
+    def allreduce(self, tensors: list[Tensor], /) -> dist.Work: ...
+
 
 @dataclass(slots=True)
 class _Job:
     """One exchange: its works, and the future they complete."""
 
-    tag: int
+    tag: int | None
     deadline: float
     works: list[tuple[str, dist.Work]] = field(default_factory=list)
     what: str = "not started"
@@ -229,7 +244,8 @@ class _Wire:
             return
         if is_first:
             self._disconnect()  # so that nobody waits for what this rank will not send
-        failure = CollectiveError("exchange", self._rank, f"tag {job.tag}, {job.what}: {cause}")
+        tag = "" if job.tag is None else f"tag {job.tag}, "
+        failure = CollectiveError("exchange", self._rank, f"{tag}{job.what}: {cause}")
         failure.__cause__ = cause
         job.pending.set_exception(failure)
 

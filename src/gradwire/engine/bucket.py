@@ -81,6 +81,8 @@ class BucketRun:
         recorder: Counts this bucket's bytes.
         hold_unused: Whether a gradient of zeros means that the parameter took
             no part, so that what it owes must wait.
+        is_plain: Whether the whole plan is dense, so that the back end's own
+            all-reduce does, at the cost of DDP without a hook.
         is_measured: Whether to estimate the relative error of all parameters.
         is_checked: Whether to verify conservation.
     """
@@ -92,6 +94,7 @@ class BucketRun:
     state: State
     recorder: Recorder
     hold_unused: bool = False
+    is_plain: bool = False
     is_measured: bool = False
     is_checked: bool = False
     done_s: float = 0.0
@@ -104,6 +107,8 @@ class BucketRun:
 
     def tasks(self, channel: Callable[[Mailbox], Channel]) -> list[Steps[None]]:
         """Return the bucket's reductions, each with a channel of its own."""
+        if self.is_plain and self.buffer.dtype in (torch.float32, torch.float64):
+            return [self._timed(self._average_plain())]
         if self.layout is None:
             return [self._timed(self._average_sparse(channel(self.recorder)))]
         if self.buffer.dtype == torch.float64:
@@ -116,6 +121,10 @@ class BucketRun:
         if self._flat is None:
             self._flat = self.buffer.to(torch.float32)
         return self._flat
+
+    def _average_plain(self) -> Steps[None]:
+        yield self.recorder.all_reduce(self.buffer)
+        self.buffer.div_(self.recorder.world_size)
 
     def _average_sparse(self, group: Channel) -> Steps[None]:
         total = yield from sparse_all_reduce(self.buffer, group)
@@ -204,8 +213,9 @@ class BucketRun:
             mean = self.buffer
         self._mean = mean
         values = mean.values() if mean.is_sparse else mean
-        # A sum of finite values can overflow: only then look at each of them.
-        self.is_finite = bool(values.sum().isfinite()) or bool(values.isfinite().all())
+        if self.state.residual is not None:  # otherwise there is nothing to poison
+            # A sum of finite values can overflow: only then look at each of them.
+            self.is_finite = bool(values.sum().isfinite()) or bool(values.isfinite().all())
         self.done_s = time.perf_counter()
         return mean
 

@@ -14,8 +14,8 @@ from typing import Any, NoReturn
 import torch
 from torch import Tensor
 
-from gradwire.comm.base import Mailbox, Steps
-from gradwire.comm.channel import Channel
+from gradwire.comm.base import Mailbox, Steps, SummingMailbox
+from gradwire.comm.channel import Channel, Scratch
 from gradwire.comm.record import Recorder
 from gradwire.engine.bucket import Bucket, BucketRun, Deliver, union_s
 from gradwire.engine.checks import check_replicas
@@ -25,7 +25,7 @@ from gradwire.engine.stats import Stats, StepStats
 from gradwire.engine.worker import Worker
 from gradwire.errors import CollectiveError, SpecError, StateError
 from gradwire.key import Key
-from gradwire.plan import Parameter, Plan
+from gradwire.plan import DENSE, Parameter, Plan
 
 _RECENT_STEPS = 100
 _MEASURED_EVERY = 10
@@ -80,12 +80,15 @@ class Synchronizer:
         self._replicas = replicas or dict
         self._forwards = forwards or (lambda: None)
         assignments = plan.assign(parameters, mailbox.world_size)
+        is_dense = all(a.reducer == DENSE for a in assignments.values())
+        self._is_plain = is_dense and isinstance(mailbox, SummingMailbox)
         self._dense = {n: a.dense_reason for n, a in assignments.items() if a.dense_reason}
         self._feedback = ErrorFeedback(parameters, assignments, torch.device("cpu"))
         offsets = self._feedback.offsets
         self._layouts = Layouts(parameters, assignments, offsets, mailbox.world_size)
         self._steps_done = 0
         self._channels = 0
+        self._scratch = Scratch()
         self._current: _Step | None = None
         self._recent: deque[StepStats] = deque(maxlen=_RECENT_STEPS)
         self._unreported: deque[StepStats] = deque(maxlen=_RECENT_STEPS)
@@ -203,6 +206,7 @@ class Synchronizer:
             state=self._feedback.state,
             recorder=Recorder(self._mailbox),
             hold_unused=self._hold_unused,
+            is_plain=self._is_plain and not buffer.is_sparse,
             is_measured=bucket.step % _MEASURED_EVERY == 1,
             is_checked=self._is_checked(bucket.step),
         )
@@ -212,7 +216,7 @@ class Synchronizer:
 
     def _channel(self, mailbox: Mailbox) -> Channel:
         self._channels += 1
-        return Channel(mailbox, self._channels)
+        return Channel(mailbox, self._channels, self._scratch)
 
     def _finish(self, step: _Step, run: BucketRun) -> None:
         try:
