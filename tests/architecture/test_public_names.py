@@ -68,7 +68,7 @@ def test_names_loaded_on_use_are_those_that_type_checkers_see():
         if isinstance(statement, ast.ImportFrom)
         for alias in statement.names
     }
-    assert typed == gradwire._LOADED_ON_USE  # noqa: SLF001
+    assert typed == gradwire._LOADED_ON_USE
 
 
 @pytest.mark.parametrize("module", TORCH_FREE)

@@ -83,7 +83,7 @@ def assert_same_bits(a: Tensor, b: Tensor) -> None:
     assert not wrong.any(), f"{int(wrong.sum())} values differ, first at {wrong.nonzero()[0]}"
 
 
-def check_encode(  # noqa: PLR0913 - the op, its arguments and the mode
+def check_encode(
     op: str, segments: Tensor, size: int, details: tuple, x: Tensor, mode: str
 ) -> Tensor:
     """Run both back ends; return the payload they agree on."""

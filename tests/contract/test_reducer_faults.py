@@ -93,7 +93,7 @@ def test_c2_start_factors_agree_between_ranks_and_differ_otherwise():
     def start(slot, step, rank, seed=7):
         state = State(None, {})
         key = Key(seed, step, rank)
-        return reducer._start(slot, state, key, torch.device("cpu"))  # noqa: SLF001
+        return reducer._start(slot, state, key, torch.device("cpu"))
 
     assert torch.equal(start(first, 3, rank=0), start(first, 3, rank=1))
     assert not torch.equal(start(first, 3, rank=0), start(second, 3, rank=0))

@@ -96,7 +96,7 @@ def _replaced_before() -> object:
 
 def _frozen_before() -> object:
     ddp = DDP(_net())
-    ddp.module[0].weight.requires_grad_(False)  # noqa: FBT003 - torch's own signature
+    ddp.module[0].weight.requires_grad_(False)
     return gradwire.attach(ddp)
 
 
@@ -113,11 +113,11 @@ def _replaced_after() -> object:
 
 def _unfrozen_after() -> object:
     net = _net()
-    net[0].bias.requires_grad_(False)  # noqa: FBT003 - torch's own signature
+    net[0].bias.requires_grad_(False)
     ddp = DDP(net)
     sync = gradwire.attach(ddp)
     _step(ddp)
-    net[0].bias.requires_grad_(True)  # noqa: FBT003 - torch's own signature
+    net[0].bias.requires_grad_(True)
     try:
         return ddp(torch.ones(2, 64))
     finally:
@@ -131,7 +131,7 @@ def _all_delayed() -> object:
             self.net = _net()
 
     net = Nested()
-    net.net[1].requires_grad_(False)  # noqa: FBT003 - torch's own signature
+    net.net[1].requires_grad_(False)
     named = list(net.named_parameters())[:2]
     ddp = DDP(net, delay_all_reduce_named_params=named, param_to_hook_all_reduce=named[0][1])
     return gradwire.attach(ddp)

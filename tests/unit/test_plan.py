@@ -145,7 +145,7 @@ def test_a_file_that_holds_no_plan_is_refused_in_words(text, message):
 def test_load_plan_takes_whatever_attach_takes(tmp_path):
     path = tmp_path / "plan.json"
     path.write_text(Plan.of("int8").to_json(), encoding="utf-8")
-    assert load_plan(None) == Plan.of("int4")
+    assert load_plan(None) == Plan.of("int6")
     assert load_plan(Plan.of("sign")) == Plan.of("sign")
     assert load_plan(LowRank(2)) == Plan.of(LowRank(2))
     assert load_plan("int8") == load_plan(path) == load_plan(str(path)) == Plan.of("int8")

@@ -18,7 +18,7 @@ _CACHED = 1 << 16
 
 
 class Scratch:
-    """Buffers kept for the next exchange, as fresh memory costs a page fault every 4 KiB.
+    """Buffers kept for the next exchange: fresh memory costs page faults.
 
     Example:
         >>> scratch, shape = Scratch(), torch.empty(3)

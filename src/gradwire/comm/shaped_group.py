@@ -126,12 +126,14 @@ class ShapedGroup(dist.ProcessGroup):
         return self._shape(work, Cost.all_gather(_num_bytes(inputs), self.size()), outputs)
 
     def _allgather_base(self, out: Tensor, data: Tensor, opts: object = None) -> dist.Work:
+        """Collect from all ranks into one tensor, as a ring."""
         work = self._gloo._allgather_base(out, data, *_given(opts))  # noqa: SLF001
         return self._shape(work, Cost.all_gather(_num_bytes([data]), self.size()), [out])
 
     all_gather_single = _allgather_base  # type: ignore[assignment]  # its name from PyTorch 2.13 on
 
     def _reduce_scatter_base(self, out: Tensor, data: Tensor, opts: object = None) -> dist.Work:
+        """Sum over ranks, each of which keeps a shard, as a ring."""
         work = self._gloo._reduce_scatter_base(out, data, *_given(opts))  # noqa: SLF001
         return self._shape(work, Cost.reduce_scatter(_num_bytes([data]), self.size()), [out])
 

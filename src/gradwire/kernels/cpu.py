@@ -1,4 +1,4 @@
-"""The native CPU kernels: a C++ library with a plain C interface, called by ctypes.
+"""The native CPU kernels: a C++ library called through ctypes.
 
 `ctypes.CDLL` drops the interpreter lock around every call. The library keeps
 no state, starts no threads and allocates nothing.

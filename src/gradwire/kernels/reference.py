@@ -73,7 +73,7 @@ def magnitude_bits(values: Tensor) -> Tensor:
 
 
 def divide(a: Tensor | float, b: Tensor | float) -> Tensor:
-    """Divide in float32; PyTorch multiplies by a reciprocal where a number is involved."""
+    """Divide in float32: by a number, PyTorch multiplies by its reciprocal."""
     like = a if isinstance(a, Tensor) else b
     assert isinstance(like, Tensor)
     a, b = (torch.as_tensor(t, dtype=torch.float32, device=like.device) for t in (a, b))
@@ -312,7 +312,7 @@ def quantize_encode(
     gain: float,
     payload: Tensor,
 ) -> None:
-    """Round each value to a level, in fixed point with 16 (7, 8 bits: 12) fraction bits.
+    """Round each value to a level, in fixed point of 16 bits (12 for 7 and 8).
 
     With `L = 2**(bits - 1) - 1` (1 bit: 0.5) and the block's largest magnitude
     `m`, the level is `floor(v / m * L + u)`, `u` from `noise` or 1/2; the

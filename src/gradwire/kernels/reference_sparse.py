@@ -111,7 +111,7 @@ def sparse_encode(
     gain: float,
     payload: Tensor,
 ) -> None:
-    """Send values whose magnitude exceeds the threshold, in order, up to the capacity."""
+    """Send values above the threshold in magnitude, in order, up to capacity."""
     cuts = thresholds.view(torch.int32).clamp(max=_LARGEST_FINITE).tolist()
 
     def select(magnitudes: Tensor, capacity: int, index: int) -> Tensor:

@@ -69,7 +69,7 @@ def test_alarm_leaves_nothing_undone_when_closed():
 
 def test_alarm_ends_its_thread_when_dropped():
     alarm = Alarm()
-    thread = alarm._queue._thread  # noqa: SLF001 - nothing public shows it
+    thread = alarm._queue._thread
     del alarm
     thread.join(10)
     assert not thread.is_alive()

@@ -11,12 +11,12 @@ from gradwire.plan import Plan
 JOB = Job("text", 2, 30, 8, 0, 12.5e6, 0.001, choose_methods(METHODS, []))
 
 
-def test_choose_methods_puts_plain_ddp_first_and_int4_by_default():
+def test_choose_methods_puts_plain_ddp_first_and_the_default_plan_last():
     assert [m.name for m in choose_methods(METHODS, [])] == [
         "ddp",
         "fp16",
         "powersgd",
-        "gradwire:int4",
+        "gradwire:int6",
     ]
 
 
@@ -61,7 +61,7 @@ def test_predicted_bytes_fall_with_the_method():
     sizes = [JOB.predicted_bytes(m) for m in JOB.methods]
     assert sizes[0] == pytest.approx(4 * 10.9e6, rel=0.01)
     assert sizes[1] == pytest.approx(sizes[0] / 2)
-    assert sizes[3] == pytest.approx(sizes[0] / 7.75, rel=0.01)
+    assert sizes[3] == pytest.approx(sizes[0] / 5.22, rel=0.01)
 
 
 def test_predicted_step_without_a_limit_is_compute_and_latency():
