@@ -136,9 +136,7 @@ def test_profiler_shows_encode_exchange_and_decode():
         ddp, _ = wrap(Given((40, 33), (40, 33)), "int4", bucket_cap_mb=0.005)
         step(ddp, draw(40, 33, seed=rank), draw(40, 33, seed=rank))
         # There is no public way to ask for the threads that were there before.
-        config = torch._C._profiler._ExperimentalConfig(
-            profile_all_threads=True
-        )
+        config = torch._C._profiler._ExperimentalConfig(profile_all_threads=True)
         with torch.profiler.profile(
             activities=[torch.profiler.ProfilerActivity.CPU], experimental_config=config
         ) as profile:
