@@ -203,7 +203,7 @@ def refusals() -> dict[str, str]:
 
 
 @pytest.mark.parametrize("case", REFUSED)
-def test_attach_refuses_in_words(refusals, case):
+def test_e1_l1_l3_l5_l9_attach_refuses_in_words(refusals, case):
     assert re.match(REFUSED[case][1], refusals[case]), refusals[case]
 
 
@@ -351,7 +351,7 @@ def mismatches() -> list[dict[str, tuple[str, float]]]:
 
 
 @pytest.mark.parametrize("case", MISMATCHES)
-def test_attach_tells_every_rank_what_differs(mismatches, case):
+def test_l10_attach_tells_every_rank_what_differs(mismatches, case):
     for rank, told in enumerate(mismatches):
         text, took_s = told[case]
         own_refusal = re.search(r"rank (\d) refused: (.*)", MISMATCHES[case][1])

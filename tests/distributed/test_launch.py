@@ -59,7 +59,7 @@ def test_run_processes_leaves_no_process_behind_when_late():
             os.kill(pids.get(), 0)
 
 
-def test_run_processes_can_run_twice_at_once():
+def test_j6_run_processes_can_run_twice_at_once():
     results: list[list[float | None]] = []
     threads = [
         threading.Thread(target=lambda: results.append(run_processes(2, _sum_of_ranks)))
