@@ -29,4 +29,5 @@ def run(_job: Job, rank: int, rendezvous: str, tell: Tell) -> None:
         time.sleep(600)
 
 
-serve(run)
+if __name__ == "__main__":
+    serve(run)
