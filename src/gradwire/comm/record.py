@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from gradwire.comm.base import Mailbox, Pending, SummingMailbox
+from gradwire.layout import shard
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,9 +69,10 @@ class Recorder:
         return self._count(self._mailbox.exchange(tag, sends, receives), sent_bytes, received_bytes)
 
     def all_reduce(self, data: Tensor) -> Pending:
-        """Pass a sum on to a mailbox that can; counted are the bytes of a ring."""
+        """Pass a sum on to a mailbox that can; counted are the bytes a direct one takes."""
         assert isinstance(self._mailbox, SummingMailbox)
-        num_bytes = 2 * (self.world_size - 1) * data.nbytes // self.world_size
+        own = shard(data.numel(), 1, self.rank, self.world_size).numel
+        num_bytes = data.element_size() * (data.numel() + (self.world_size - 2) * own)
         return self._count(self._mailbox.all_reduce(data), num_bytes, num_bytes)
 
     def _count(self, pending: Pending, sent_bytes: int, received_bytes: int) -> Pending:

@@ -124,6 +124,8 @@ class Stats:
         recent: The latest steps, oldest first.
         dense: Parameters that are not compressed, and why.
         residual_bytes: Memory the residual takes.
+        sent_bytes: Bytes this rank handed to the network since `attach`.
+        dense_bytes: What uncompressed all-reduces would have sent meanwhile.
     """
 
     steps_done: int
@@ -131,6 +133,8 @@ class Stats:
     recent: tuple[StepStats, ...]
     dense: Mapping[str, str]
     residual_bytes: int
+    sent_bytes: int = 0
+    dense_bytes: int = 0
 
     def summary(self) -> str:
         """Say in one line what compression does here, and whether dense would be faster.
@@ -160,6 +164,8 @@ class Stats:
         if not sent or not wire_s:
             return "nothing went over the network"
         dense = sum(s.dense_bytes for s in self.recent)
+        if sent >= dense:
+            return "nothing is compressed"
         saved_s = (dense - sent) * wire_s / sent
         if saved_s > codec_s:
             return f"saves about {format_seconds((saved_s - codec_s) / len(self.recent))} a step"

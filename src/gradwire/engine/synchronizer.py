@@ -86,7 +86,7 @@ class Synchronizer:
         self._feedback = ErrorFeedback(parameters, assignments, torch.device("cpu"))
         offsets = self._feedback.offsets
         self._layouts = Layouts(parameters, assignments, offsets, mailbox.world_size)
-        self._steps_done = 0
+        self._steps_done = self._sent_bytes = self._dense_bytes = 0
         self._channels = 0
         self._scratch = Scratch()
         self._current: _Step | None = None
@@ -244,6 +244,8 @@ class Synchronizer:
         exposed_s = max((b.exposed_s for b in buckets), default=0.0)
         wire_s = union_s([i for r in step.runs for i in r.intervals])
         stats = StepStats(step.number, buckets, exposed_s, wire_s, is_finite)
+        self._sent_bytes += stats.sent_bytes
+        self._dense_bytes += stats.dense_bytes
         self._recent.append(stats)
         self._unreported.append(stats)
 
@@ -269,6 +271,8 @@ class Synchronizer:
             recent=tuple(self._recent),
             dense=dict(self._dense),
             residual_bytes=self._feedback.num_bytes,
+            sent_bytes=self._sent_bytes,
+            dense_bytes=self._dense_bytes,
         )
 
     def rescale(self, factor: float) -> None:
