@@ -213,9 +213,8 @@ class BucketRun:
             mean = self.buffer
         self._mean = mean
         values = mean.values() if mean.is_sparse else mean
-        if self.state.residual is not None:  # otherwise there is nothing to poison
-            # A sum of finite values can overflow: only then look at each of them.
-            self.is_finite = bool(values.sum().isfinite()) or bool(values.isfinite().all())
+        # A sum of finite values can overflow: only then look at each of them.
+        self.is_finite = bool(values.sum().isfinite()) or bool(values.isfinite().all())
         self.done_s = time.perf_counter()
         return mean
 

@@ -57,8 +57,7 @@ class StepStats:
         exposed_s: Time from the last gradient being ready to the last bucket
             being averaged: what communication added to the step.
         wire_s: How long at least one exchange was under way.
-        is_finite: Whether every averaged gradient was finite; looked at only
-            where the plan uses feedback.
+        is_finite: Whether every averaged gradient was finite.
 
     Example:
         >>> bucket = BucketStats(0, 2, 4000, 500, 500, 0.01, 0.02, 0.01, 0.03)

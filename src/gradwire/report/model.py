@@ -25,8 +25,8 @@ class Step:
         sent_bytes: Payload that the busiest rank sent.
 
     Example:
-        >>> Step(0, 5.5, 0.1, 0.2, 0.3, 0.01, 1000).total_s
-        0.61
+        >>> Step(0, 5.5, 0.25, 0.5, 0.125, 0.125, 1000).total_s
+        1.0
     """
 
     step: int
