@@ -8,6 +8,7 @@ import multiprocessing
 import os
 import pickle
 import signal
+import sys
 import tempfile
 import time
 import traceback
@@ -78,6 +79,7 @@ def run_processes(
                 message = pickle.dumps((body(rank), None))
             except BaseException:  # noqa: BLE001 - reported by the parent
                 message = pickle.dumps((None, traceback.format_exc()))
+            _save_coverage()  # before the parent knows, who then ends this process
             pipes[rank][1].send_bytes(message)
             os._exit(0)  # no clean-up that might hang or fail: the test is over
 
@@ -105,6 +107,15 @@ def run_processes(
 def kill_self() -> None:
     """End this process as a crash of its machine would."""
     os.kill(os.getpid(), signal.SIGKILL)
+
+
+def _save_coverage() -> None:
+    """Write what this process has covered, where that is measured: it ends without clean-up."""
+    coverage = sys.modules.get("coverage")
+    measured = coverage.Coverage.current() if coverage else None
+    if measured is not None:
+        measured.stop()
+        measured.save()
 
 
 def _die_with_parent() -> None:
