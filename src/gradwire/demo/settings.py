@@ -44,7 +44,7 @@ TASKS: dict[str, TaskDefaults] = {
     "text": TaskDefaults(
         "a GPT on the source text of Python's standard library",
         num_parameters=10_868_736,
-        steps=30,
+        steps=25,
         batch_size=8,
         link="200Mbit/s",
         latency="1ms",

@@ -13,7 +13,7 @@ from gradwire.report.model import BASELINE, DemoResult, MethodResult, Step, Vali
 WINDOW = 5
 """Steps over which training loss is smoothed (trailing mean)."""
 
-TOLERANCE = 0.002
+TOLERANCE = 0.01
 """Losses closer than this, relatively, count as reached: a seed moves them more."""
 
 

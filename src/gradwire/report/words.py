@@ -72,7 +72,7 @@ def notes(result: DemoResult) -> list[str]:
         "Exposed comm. (communication): from the last ready gradient to the end of backward().",
         (
             "Training loss at end: mean of the last 5 steps. Time to DDP's loss: training time "
-            "until that mean was within 0.2 % of plain DDP's at its end. Validation is not timed."
+            "until that mean was within 1 % of plain DDP's at its end. Validation is not timed."
         ),
         "One run on one machine: every rank shares its cores, and the link is emulated.",
     ]
