@@ -62,17 +62,19 @@ def test_lossy_plans_train_with_agreeing_replicas_on_three_ranks():
     run_processes(3, body)
 
 
-def test_result_does_not_depend_on_buckets():
+@pytest.mark.parametrize("world_size", [2, 3])
+@pytest.mark.parametrize("plan", ["none", "int4"])
+def test_result_does_not_depend_on_buckets(plan, world_size):
     def body(rank):
         digests = set()
         for options in ({}, {"bucket_cap_mb": 0.001}, {"gradient_as_bucket_view": True}):
-            ddp, sync = wrap(mlp(), "int4", **options)
+            ddp, sync = wrap(mlp(), plan, **options)
             train(ddp, torch.optim.SGD(ddp.parameters(), lr=0.1), range(4), rank)
             digests.add(assert_replicas_agree(ddp))
             sync.close()
         assert len(digests) == 1
 
-    run_processes(2, body)
+    run_processes(world_size, body)
 
 
 def test_rebuilt_bucket_of_equal_length_but_other_contents_keeps_residuals_apart():

@@ -81,8 +81,9 @@ class BucketRun:
         recorder: Counts this bucket's bytes.
         hold_unused: Whether a gradient of zeros means that the parameter took
             no part, so that what it owes must wait.
-        is_plain: Whether the whole plan is dense, so that the back end's own
-            all-reduce does, at the cost of DDP without a hook.
+        is_plain: Whether the whole plan is dense and the ranks are at most two,
+            so that the back end's own all-reduce does, at the cost of DDP
+            without a hook.
         is_measured: Whether to estimate the relative error of all parameters.
         is_checked: Whether to verify conservation.
     """

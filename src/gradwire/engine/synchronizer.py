@@ -28,6 +28,9 @@ from gradwire.key import Key
 from gradwire.plan import DENSE, Parameter, Plan
 
 _RECENT_STEPS = 100
+_ORDERLESS_RANKS = 2
+"""So many values have one sum, however a back end orders its additions."""
+
 _MEASURED_EVERY = 10
 _SUSPICIOUS_RATIO = 1000.0
 
@@ -81,7 +84,9 @@ class Synchronizer:
         self._forwards = forwards or (lambda: None)
         assignments = plan.assign(parameters, mailbox.world_size)
         is_dense = all(a.reducer == DENSE for a in assignments.values())
-        self._is_plain = is_dense and isinstance(mailbox, SummingMailbox)
+        # With more ranks a value's place in the bucket would decide its last bits.
+        has_one_sum = mailbox.world_size <= _ORDERLESS_RANKS
+        self._is_plain = is_dense and has_one_sum and isinstance(mailbox, SummingMailbox)
         self._dense = {n: a.dense_reason for n, a in assignments.items() if a.dense_reason}
         self._feedback = ErrorFeedback(parameters, assignments, torch.device("cpu"))
         offsets = self._feedback.offsets
