@@ -142,6 +142,20 @@ def test_an_exception_of_the_users_callback_breaks_the_step_on_every_rank():
     assert took_s < 15
 
 
+def test_closing_within_the_users_callback_breaks_the_step_and_hangs_nobody():
+    def body(_):
+        handle = []
+        ddp, sync = _attached(on_step=lambda stats: stats.step == 2 and handle[0].close())
+        handle.append(sync)
+        for _ in range(3):
+            _step(ddp)
+        return _error(ddp)
+
+    for text, took_s in run_processes(2, body, group_timeout_s=60):
+        _assert_told(text, "synchronizer='closed' is not open")
+        assert took_s < LIMIT_S
+
+
 def test_ctrl_c_while_a_bucket_is_handed_over_reaches_all_ranks():
     def interrupted(*_: object, **__: object) -> None:
         signal.raise_signal(signal.SIGINT)

@@ -152,6 +152,7 @@ class Synchronizer:
 
     def _start(self, bucket: Bucket, buffer: Tensor, *, is_last: bool) -> None:
         step = self._begin_step()
+        self._check_usable()  # the callback may have closed it
         run = self._run(bucket, buffer)
         tasks = run.tasks(self._channel)
         if self._is_checked(step.number) and not step.runs:

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 import torch
 
 from gradwire.comm.base import Pending, Steps
+from gradwire.errors import SpecError
 
 
 @dataclass(slots=True)
@@ -41,19 +42,31 @@ class Worker:
 
     def __init__(self, name: str) -> None:
         self._ready: queue.SimpleQueue[_Task | None] = queue.SimpleQueue()
+        self._lock = threading.Lock()
+        self._is_closed = False
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
 
     def submit(self, steps: Steps[None], finish: Callable[[BaseException | None], None]) -> None:
-        """Run `steps` to their end, then call `finish` with None or what went wrong."""
-        self._ready.put(_Task(steps, finish))
+        """Run `steps` to their end, then call `finish` with None or what went wrong.
+
+        After `close` it is called at once: no thread is left to run them.
+        """
+        with self._lock:
+            is_late = self._is_closed
+            if not is_late:
+                self._ready.put(_Task(steps, finish))
+        if is_late:
+            finish(SpecError("worker", "closed", "open"))
 
     def close(self) -> None:
         """End the thread once every task has ended. Can be called twice.
 
         Whoever calls it sees to it that no transfer stays without an outcome.
         """
-        self._ready.put(None)
+        with self._lock:
+            self._is_closed = True
+            self._ready.put(None)
         if self._thread is not threading.current_thread():
             self._thread.join()
 

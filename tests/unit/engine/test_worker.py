@@ -131,6 +131,13 @@ def test_close_can_be_called_twice_and_from_a_task(outcomes):
     worker.close()
 
 
+def test_a_task_after_close_fails_at_once(outcomes):
+    worker = Worker("gradwire-test")
+    worker.close()
+    worker.submit(_waits_for(_done()), outcomes.put)
+    assert str(outcomes.get(timeout=10)) == "worker='closed' is not open"
+
+
 def test_an_ended_task_is_freed_without_the_garbage_collector(worker):
     class Buffer:
         pass
