@@ -17,6 +17,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel as DDP  # noqa: N817 - as everyone calls it
 
 import gradwire
+from gradwire.comm.shaped import Link
 from gradwire.integrations import ddp as module
 from gradwire.integrations.ddp import find_ddp
 
@@ -186,6 +187,10 @@ REFUSED = {
     "number out of range": (_with("int9"), "SpecError: Quantize.bits=9 is not a whole number"),
     "no file": (_with("no/plan.json"), "SpecError: plan='no/plan.json' is not the path of an"),
     "negative check_every": (_with("int4", check_every=-1), "SpecError: check_every=-1 is not"),
+    "check_every of text": (_with("int4", check_every="3"), "SpecError: check_every='3' is not"),
+    "broken check_every": (_with("int4", check_every=1.5), "SpecError: check_every=1.5 is not"),
+    "link of text": (_with("int4", link="1Mbit/s"), "SpecError: link='1Mbit/s' is not a Link"),
+    "on_step that cannot be called": (_with("int4", on_step=5), "SpecError: on_step=5 is not a"),
     "no plan at all": (_with(7), "SpecError: Rule.reducer=7 is not a reducer spec"),
     "unknown option": (_with("int4", bits=3), "TypeError: .*'bits'"),
 }
@@ -295,6 +300,10 @@ MISMATCHES = {
     "check_every": (
         lambda rank: gradwire.attach(DDP(_net()), check_every=5 * rank),
         "check_every differ: 0 on rank 0, 5 on rank 1",
+    ),
+    "link on rank 1 only": (
+        lambda rank: gradwire.attach(DDP(_net()), link=Link(1e9, 0.001) if rank else None),
+        r"links differ: None on rank 0, Link\(rate_bytes_per_s=1000000000.0, .*\) on rank 1",
     ),
     "parameter name": (
         lambda rank: gradwire.attach(DDP(_Named("xy"[rank], *BIG))),

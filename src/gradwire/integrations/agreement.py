@@ -4,33 +4,56 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel as DDP  # noqa: N817 - as everyone calls it
 
 from gradwire.comm.base import Mailbox
+from gradwire.comm.shaped import Link
 from gradwire.engine.layout import storage_shape
+from gradwire.engine.stats import StepStats
 from gradwire.errors import RankMismatchError, SpecError
 from gradwire.key import name_hash
 from gradwire.plan import Parameter, Plan, load_plan
-from gradwire.spec import Entry, ReducerSpec
+from gradwire.spec import Entry, ReducerSpec, check_whole
+
+
+class Options(NamedTuple):
+    """What `attach` takes besides the plan."""
+
+    link: Link | None
+    check_every: int
+    on_step: Callable[[StepStats], None] | None
+
+    def check(self) -> None:
+        """Refuse what would fail in the midst of training only.
+
+        Raises:
+            SpecError: One of them is of another kind or out of range.
+        """
+        if self.link is not None and not isinstance(self.link, Link):
+            raise SpecError("link", self.link, "a Link or None")
+        check_whole("check_every", self.check_every, 0)
+        if self.on_step is not None and not callable(self.on_step):
+            raise SpecError("on_step", self.on_step, "a function or None")
 
 
 def agree(
-    ddp: DDP, plan: Plan | ReducerSpec | str | Path | None, check_every: int, mailbox: Mailbox
+    ddp: DDP, plan: Plan | ReducerSpec | str | Path | None, options: Options, mailbox: Mailbox
 ) -> tuple[Plan, list[Parameter]]:
     """Read plan and parameters here, and make sure that all ranks read the same.
 
     Raises:
-        SpecError: The plan asks for what cannot exist, or the model uses what
-            cannot be combined with a hook.
+        SpecError: The plan or an option asks for what cannot exist, or the
+            model uses what cannot be combined with a hook.
         RankMismatchError: Another rank has refused, or has read something else.
     """
     problem: Exception | None = None
     chosen, parameters = Plan(()), []
     try:
         chosen = load_plan(plan)
+        options.check()
         parameters = _parameters(ddp)
         _refuse(ddp)
     except Exception as error:  # noqa: BLE001 - raised below, once the others know
@@ -38,7 +61,8 @@ def agree(
     mine = {
         "problem": f"{type(problem).__name__}: {problem}" if problem else "",
         "plan": chosen.digest(),
-        "check_every": check_every,
+        "check_every": options.check_every,
+        "link": str(options.link),
         "parameters": [tuple(p) for p in parameters],
     }
     everyone = [v for v in mailbox.gather_objects(mine) if isinstance(v, dict)]
@@ -62,6 +86,7 @@ def _difference(first: Mapping[str, Any], theirs: Mapping[str, Any], rank: int) 
     pairs = [
         ("plans (digest)", first["plan"], theirs["plan"]),
         ("check_every", first["check_every"], theirs["check_every"]),
+        ("links", first["link"], theirs["link"]),
         ("number of parameters", len(ours), len(others)),
     ]
     for a, b in zip(ours, others, strict=False):

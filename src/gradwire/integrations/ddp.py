@@ -17,7 +17,7 @@ from gradwire.comm.shaped import Link, ShapedMailbox
 from gradwire.comm.torch_dist import TorchMailbox
 from gradwire.engine.stats import StepStats
 from gradwire.engine.synchronizer import Synchronizer
-from gradwire.integrations.agreement import agree, stranger, trained
+from gradwire.integrations.agreement import Options, agree, stranger, trained
 from gradwire.plan import Plan
 from gradwire.spec import ReducerSpec
 
@@ -57,10 +57,10 @@ def attach(
 
     Raises:
         TypeError: No DDP model in `model`, or several.
-        SpecError: The plan asks for what cannot exist, or the model uses what
-            cannot be combined with a hook; says which.
-        RankMismatchError: Ranks differ in plan, parameters or sizes; raised on
-            every rank.
+        SpecError: The plan or an option asks for what cannot exist, or the
+            model uses what cannot be combined with a hook; says which.
+        RankMismatchError: Ranks differ in plan, parameters, sizes, link or
+            `check_every`; raised on every rank.
 
     Example:
         >>> import tempfile
@@ -85,7 +85,7 @@ def attach(
         )
     mailbox: Mailbox = TorchMailbox(ddp.process_group)
     try:
-        chosen, parameters = agree(ddp, plan, check_every, mailbox)
+        chosen, parameters = agree(ddp, plan, Options(link, check_every, on_step), mailbox)
         if link is not None:
             mailbox = ShapedMailbox(mailbox, link)
         reference = weakref.ref(ddp)
