@@ -77,7 +77,7 @@ class Rule:
     min_ndim: int = 2
 
     def __post_init__(self) -> None:
-        if not isinstance(self.reducer, ReducerSpec):
+        if not isinstance(self.reducer, ReducerSpec) or isinstance(self.reducer, type):
             raise SpecError("Rule.reducer", self.reducer, "a reducer spec, such as TwoPhase(...)")
         if not isinstance(self.match, str):
             raise SpecError("Rule.match", self.match, "a shell pattern over names")
@@ -116,6 +116,10 @@ class Plan:
     warmup_steps: int = 0
 
     def __post_init__(self) -> None:
+        is_sequence = isinstance(self.rules, (tuple, list))
+        if not is_sequence or not all(isinstance(rule, Rule) for rule in self.rules):
+            raise SpecError("Plan.rules", self.rules, "a tuple of rules; Plan.of takes a reducer")
+        object.__setattr__(self, "rules", tuple(self.rules))
         check_whole("Plan.seed", self.seed, 0)
         check_whole("Plan.warmup_steps", self.warmup_steps, 0)
 
@@ -206,7 +210,7 @@ class Plan:
         """
         try:
             data = json.loads(text)
-        except json.JSONDecodeError as error:
+        except (ValueError, RecursionError) as error:
             raise SpecError("plan", text[:40], f"JSON: {error}") from None
         if not isinstance(data, dict) or data.get("format") != _FORMAT:
             found = data.get("format") if isinstance(data, dict) else data

@@ -113,8 +113,30 @@ def check_whole(field: str, value: int, least: int, most: int | None = None) -> 
         raise SpecError(field, value, f"a whole number {limits}")
 
 
+def check_number(field: str, value: float, allowed: str) -> None:
+    """Make sure that a value is a number at all.
+
+    Raises:
+        SpecError: It is not.
+
+    Example:
+        >>> check_number("Link.latency_s", "1ms", "a finite number of at least 0")
+        Traceback (most recent call last):
+        ...
+        gradwire.errors.SpecError: Link.latency_s='1ms' is not a finite number of at least 0
+    """
+    if not isinstance(value, (int, float)) or isinstance(value, bool):
+        raise SpecError(field, value, allowed)
+
+
+def _check_switch(field: str, value: object) -> None:
+    # A plan file's "false" would count as true.
+    if not isinstance(value, bool):
+        raise SpecError(field, value, "True or False")
+
+
 def _check_codec(field: str, codec: object) -> None:
-    if not isinstance(codec, CodecSpec):
+    if not isinstance(codec, CodecSpec) or isinstance(codec, type):
         known = ", ".join(CODEC_SPECS[i].__name__ for i in CODEC_SPECS)
         raise SpecError(field, codec, f"a codec spec, such as one of: {known}")
 
@@ -242,6 +264,7 @@ class Sparse:
     selection: Literal["threshold", "exact", "random"] = "exact"
 
     def __post_init__(self) -> None:
+        check_number("Sparse.density", self.density, "a number above 0 and at most 1")
         if not 0 < self.density <= 1:
             raise SpecError("Sparse.density", self.density, "above 0 and at most 1")
         if self.selection not in ("threshold", "exact", "random"):
@@ -274,6 +297,7 @@ class Sparse:
 
 def _check_feedback(owner: str, codec: CodecSpec, *, feedback: bool) -> None:
     """Refuse feedback where the residual would grow without end."""
+    _check_switch(f"{owner}.feedback", feedback)
     if feedback and isinstance(codec, Quantize) and not codec.is_contraction:
         remedy = "use more bits, Sign, feedback=False, or rounding='nearest' with 2 bits"
         raise SpecError(
@@ -457,6 +481,8 @@ class LowRank:
 
     def __post_init__(self) -> None:
         check_whole("LowRank.matrix_rank", self.matrix_rank, 1)
+        _check_switch("LowRank.warm_start", self.warm_start)
+        _check_switch("LowRank.feedback", self.feedback)
 
     @staticmethod
     def matrix_shape(shape: Sequence[int]) -> tuple[int, int]:
@@ -515,6 +541,8 @@ def parse_reducer(text: str) -> ReducerSpec:
         >>> parse_reducer("int4")  # doctest: +ELLIPSIS
         TwoPhase(codec=Quantize(bits=4, ...), feedback=True, second=None)
     """
+    if not isinstance(text, str):
+        raise SpecError("spec", text, "a short name, such as int4")
     form, _, how = text.partition("@")
     name, _, number = form.partition(":")
     if name == "low_rank" and not how:

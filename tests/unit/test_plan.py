@@ -103,11 +103,28 @@ def test_the_digest_depends_on_every_field():
     assert len({p.digest() for p in plans}) == len(plans)
 
 
+@pytest.mark.parametrize("rules", ["int4", ("int4",), None, INT4, Rule(INT4), {"a": 1}])
+def test_rules_that_are_none_are_refused(rules):
+    with pytest.raises(SpecError, match=r"Plan\.rules=.* is not a tuple of rules"):
+        Plan(rules)
+
+
+def test_a_list_of_rules_becomes_a_tuple():
+    assert Plan([Rule(INT4)]) == Plan((Rule(INT4),))
+
+
+def test_a_rule_of_a_class_in_place_of_a_spec_is_refused():
+    with pytest.raises(SpecError, match=r"Rule\.reducer=<class .*> is not a reducer spec"):
+        Rule(LowRank)
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [
         ("", "plan='' is not JSON"),
         ("{", "plan='{' is not JSON"),
+        ("[" * 100_000, "is not JSON: maximum recursion depth"),
+        ('{"format": 1, "seed": ' + 5000 * "9" + "}", "is not JSON: Exceeds the limit"),
         ("[]", r"plan format=\[\] is not 1"),
         ("{}", "plan format=None is not 1"),
         ('{"format": 2}', "plan format=2 is not 1, the one this version reads"),

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from gradwire.comm.base import Mailbox, Pending
 from gradwire.errors import SpecError
+from gradwire.spec import check_number
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +38,8 @@ class Link:
 
     def __post_init__(self) -> None:
         """Refuse lines that carry nothing or deliver early."""
+        check_number("Link.rate_bytes_per_s", self.rate_bytes_per_s, "a number above 0")
+        check_number("Link.latency_s", self.latency_s, "a finite number of at least 0")
         if not self.rate_bytes_per_s > 0:
             raise SpecError("Link.rate_bytes_per_s", self.rate_bytes_per_s, "above 0")
         if not 0 <= self.latency_s < math.inf:

@@ -14,7 +14,8 @@ from gradwire.errors import CollectiveError, SpecError
 
 
 @pytest.mark.parametrize(
-    ("rate", "latency"), [(0, 0), (-1, 0), (math.nan, 0), (1, -1), (1, math.inf)]
+    ("rate", "latency"),
+    [(0, 0), (-1, 0), (math.nan, 0), (1, -1), (1, math.inf), ("1MB/s", 0), (None, 0), (1, "1ms")],
 )
 def test_link_refuses_what_cannot_be(rate, latency):
     with pytest.raises(SpecError, match="Link"):
