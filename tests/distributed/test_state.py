@@ -211,6 +211,18 @@ def test_state_that_does_not_fit_is_refused():
             sync.load_state_dict({f"rank{rank}": {**mine, "format": 7}})
         with pytest.raises(StateError, match="no state of gradwire among the keys"):
             sync.load_state_dict({"model": {}})
+        with pytest.raises(StateError, match="NoneType is no state"):
+            sync.load_state_dict(None)
+        with pytest.raises(StateError, match="state of format None"):
+            sync.load_state_dict({f"rank{rank}": None})
+        with pytest.raises(StateError, match="no state of gradwire"):
+            sync.load_state_dict({1: mine})
+        for key in ("rank", "world_size", "steps_done", "residual", "factors"):
+            with pytest.raises(StateError, match=f"state without {key}"):
+                sync.load_state_dict({f"rank{rank}": {k: mine[k] for k in mine if k != key}})
+        for broken in ({"world_size": 0}, {"steps_done": -5}, {"steps_done": "x"}):
+            with pytest.raises(StateError, match=r"broken state: \w+=.* is not a whole number"):
+                sync.load_state_dict({f"rank{rank}": {**mine, **broken}})
         other = {"residual": {"w.0": torch.zeros(33, 40)}}
         with pytest.raises(StateError, match=r"'w.0' has shape \(33, 40\), .* \(40, 33\)"):
             sync.load_state_dict({f"rank{rank}": {**mine, **other}})

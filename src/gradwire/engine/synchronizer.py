@@ -26,6 +26,7 @@ from gradwire.engine.worker import Worker
 from gradwire.errors import CollectiveError, SpecError, StateError
 from gradwire.key import Key
 from gradwire.plan import DENSE, Parameter, Plan
+from gradwire.spec import check_number, check_whole
 
 _RECENT_STEPS = 100
 _ORDERLESS_RANKS = 2
@@ -33,6 +34,7 @@ _ORDERLESS_RANKS = 2
 
 _MEASURED_EVERY = 10
 _SUSPICIOUS_RATIO = 1000.0
+_STATE_FIELDS = ("rank", "world_size", "steps_done", "residual", "factors")
 
 
 @dataclass(slots=True)
@@ -290,6 +292,7 @@ class Synchronizer:
         Raises:
             SpecError: The factor is not above 0 and finite.
         """
+        check_number("rescale factor", factor, "above 0 and finite")
         if not 0 < factor < float("inf"):
             raise SpecError("rescale factor", factor, "above 0 and finite")
         self._feedback.rescale(factor)
@@ -337,17 +340,25 @@ class Synchronizer:
         self._steps_done = int(saved["steps_done"])
 
     def _own_or_any(self, state: Mapping[str, Any]) -> Mapping[str, Any]:
-        ranks = sorted(k for k in state if k.startswith("rank"))
+        if not isinstance(state, Mapping):
+            raise StateError(f"{type(state).__name__} is no state; pass what state_dict returned")
+        ranks = sorted(k for k in state if isinstance(k, str) and k.startswith("rank"))
         key = f"rank{self.rank}"
         if not ranks:
             raise StateError(
-                f"no state of gradwire among the keys {sorted(state)[:5]}", missing=[key]
+                f"no state of gradwire among the keys {sorted(map(str, state))[:5]}", missing=[key]
             )
         saved: Mapping[str, Any] = state[key if key in state else ranks[0]]
-        if saved.get("format") != _FORMAT:
-            raise StateError(
-                f"state of format {saved.get('format')!r}, this version reads {_FORMAT}"
-            )
+        found = saved.get("format") if isinstance(saved, Mapping) else None
+        if found != _FORMAT:
+            raise StateError(f"state of format {found!r}, this version reads {_FORMAT}")
+        if missing := [k for k in _STATE_FIELDS if k not in saved]:
+            raise StateError(f"state without {', '.join(missing)}", missing=missing)
+        for key, least in (("rank", 0), ("world_size", 1), ("steps_done", 0)):
+            try:
+                check_whole(key, saved[key], least)
+            except SpecError as error:
+                raise StateError(f"broken state: {error}") from None
         return saved
 
     def close(self) -> None:
