@@ -94,6 +94,10 @@ Options:
         (["demo", "--plan", "zip9"], "'zip9' is not one of: none, bf16"),
         (["demo", "--plan", "gone.json"], "plan='gone.json' is not the path of an existing file"),
         (["demo", "--report", "."], ". is a folder, not a file to write"),
+        (["demo", "--report", "/dev/null/x.html"], "x.html cannot be written: "),
+        (["demo", "--report", "x", "--json", "x"], "x cannot hold both the report and the JSON"),
+        (["demo", "--methods", "ddp", "--plan", "int4"], "--plan needs gradwire among the"),
+        (["demo", "--seed", str(1 << 63)], "is not less than 2 to the power of 63"),
     ],
 )
 def test_mistakes_get_one_line_and_exit_code_2(args, message):

@@ -62,6 +62,8 @@ def command(  # noqa: PLR0913 - one argument an option
     _require_extras()
     report = report or _fresh_report(task)
     json_path = Path(json_to) if json_to not in {None, "-"} else None
+    if json_path is not None and json_path.resolve() == report.resolve():
+        raise CommandError(f"{report} cannot hold both the report and the JSON", exit_code=2)
     for path in filter(None, (report, json_path)):
         _require_free(path, force=force)
     human = Console(stderr=json_to == "-")
@@ -88,6 +90,9 @@ def _job(
     defaults = task_defaults(task)
     link, latency = line
     methods, plans = compared
+    names = [name.strip() for name in methods.split(",")]
+    if plans and "gradwire" not in names:
+        raise CommandError("--plan needs gradwire among the --methods", exit_code=2)
     return Job(
         task=task,
         ranks=ranks,
@@ -96,7 +101,7 @@ def _job(
         seed=seed,
         link_bytes_per_s=parse_rate(link or defaults.link),
         latency_s=parse_seconds(latency or defaults.latency),
-        methods=choose_methods([name.strip() for name in methods.split(",")], plans),
+        methods=choose_methods(names, plans),
     )
 
 
@@ -115,8 +120,17 @@ def _fresh_report(task: str) -> Path:
 def _require_free(path: Path, *, force: bool) -> None:
     if path.is_dir():
         raise CommandError(f"{path} is a folder, not a file to write", exit_code=2)
+    _require_folder(path)
     if path.exists() and not force:
         raise CommandError(f"{path} exists; --force overwrites it", exit_code=2)
+
+
+def _require_folder(path: Path) -> None:
+    """Make the folder before the run, whose result would be lost without it."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise CommandError(f"{path} cannot be written: {error.strerror}", exit_code=2) from None
 
 
 def _run(job: Job, human: Console) -> DemoResult:
@@ -143,6 +157,5 @@ def _write(result: DemoResult, report: Path, json_path: Path | None, human: Cons
     if json_path is not None:
         texts.append((json_path, result.to_json() + "\n"))
     for path, text in texts:
-        path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text, encoding="utf-8")
         human.print(f"Written: {path}", soft_wrap=True)

@@ -9,13 +9,15 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from gradwire.errors import SpecError, UnknownIdError
-from gradwire.plan import DEFAULT_SPEC, load_plan
+from gradwire.plan import DEFAULT_SPEC, DENSE, load_plan
 from gradwire.report.model import BASELINE, Family
 from gradwire.spec import AllReduce, Entry, ReducerSpec, sent_bytes
 
 UNTIMED_STEPS = 2
 """Steps that medians leave out: DDP rebuilds its buckets after the first, and
 PyTorch's PowerSGD sends the first two uncompressed."""
+
+_SEEDS = 1 << 63  # what PyTorch's generators take
 
 VALIDATIONS = 2
 """How often each method is validated, the last step included."""
@@ -160,6 +162,8 @@ class Job:
             value = getattr(self, field)
             if value < least:
                 raise SpecError(field, value, f"at least {least}")
+        if self.seed >= _SEEDS:
+            raise SpecError("seed", self.seed, "less than 2 to the power of 63")
 
     def to_json(self) -> str:
         """Write the job in one line."""
@@ -182,7 +186,8 @@ class Job:
         entries = [Entry(0, (TASKS[self.task].num_parameters // columns, columns))]
         dense = sent_bytes(AllReduce(), entries, self.ranks)
         if method.plan is not None:
-            reducer: ReducerSpec = load_plan(method.plan).rules[0].reducer
+            rules = load_plan(method.plan).rules
+            reducer: ReducerSpec = rules[0].reducer if rules else DENSE
             return sent_bytes(reducer, entries, self.ranks)
         return round(dense * {"fp16": 0.5, "powersgd": 0.01}.get(method.name, 1.0))
 

@@ -64,6 +64,13 @@ def test_predicted_bytes_fall_with_the_method():
     assert sizes[3] == pytest.approx(sizes[0] / 5.22, rel=0.01)
 
 
+def test_predicted_bytes_of_a_plan_without_rules_are_those_of_plain_ddp(tmp_path):
+    path = tmp_path / "empty.json"
+    path.write_text(Plan(()).to_json(), encoding="utf-8")
+    plain, empty = choose_methods(["gradwire"], [str(path)])
+    assert JOB.predicted_bytes(empty) == JOB.predicted_bytes(plain)
+
+
 def test_predicted_step_without_a_limit_is_compute_and_latency():
     job = replace(JOB, link_bytes_per_s=float("inf"), latency_s=0.0)
     alone, shared = (job.predicted_step_s(job.methods[0], cores) for cores in (2, 1))
