@@ -1,0 +1,68 @@
+"""What goes on the wire, as data: codec and reducer specs. No torch here.
+
+A codec spec says how values become bytes and how many bytes that makes. A
+reducer spec says how ranks combine those bytes and what each rank sends and
+receives. The engine, the planner, the simulator and the report all ask the
+same spec, so they cannot disagree.
+"""
+
+from __future__ import annotations
+
+from gradwire.spec.base import (
+    CODEC_SPECS,
+    REDUCER_SPECS,
+    CodecSpec,
+    Entry,
+    ReducerSpec,
+    Transfer,
+)
+from gradwire.spec.codecs import (
+    FLOAT_BYTES,
+    MAX_BITS,
+    Float,
+    FloatFormat,
+    Quantize,
+    Sign,
+    Sparse,
+)
+from gradwire.spec.data import reducer_from_dict, to_dict
+from gradwire.spec.fields import check_number, check_whole
+from gradwire.spec.names import parse_reducer, spec_key
+from gradwire.spec.reducers import (
+    MAX_STRETCH,
+    AllReduce,
+    Broadcast,
+    LowRank,
+    TwoPhase,
+    sent_bytes,
+    stretches,
+)
+
+__all__ = [
+    "CODEC_SPECS",
+    "FLOAT_BYTES",
+    "MAX_BITS",
+    "MAX_STRETCH",
+    "REDUCER_SPECS",
+    "AllReduce",
+    "Broadcast",
+    "CodecSpec",
+    "Entry",
+    "Float",
+    "FloatFormat",
+    "LowRank",
+    "Quantize",
+    "ReducerSpec",
+    "Sign",
+    "Sparse",
+    "Transfer",
+    "TwoPhase",
+    "check_number",
+    "check_whole",
+    "parse_reducer",
+    "reducer_from_dict",
+    "sent_bytes",
+    "spec_key",
+    "stretches",
+    "to_dict",
+]

@@ -1,0 +1,118 @@
+"""Short names of reducers, read and written."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from typing import Any
+
+from gradwire.errors import SpecError, UnknownIdError
+from gradwire.spec.base import CodecSpec, ReducerSpec
+from gradwire.spec.codecs import MAX_BITS, Float, FloatFormat, Quantize, Sign, Sparse
+from gradwire.spec.reducers import AllReduce, Broadcast, LowRank, TwoPhase
+
+_DENSE = ("float32", "bfloat16")
+_SHORT_FORMS = (
+    *("none", "bf16", "fp16", "fp8", "fp8_e5m2"),
+    *(f"int{bits}" for bits in range(MAX_BITS, 0, -1)),
+    *("sign", "topk[:density]", "threshold[:density]", "random_k[:density]", "low_rank[:rank]"),
+)
+
+
+def parse_reducer(text: str) -> ReducerSpec:
+    """Build a reducer spec from its short name.
+
+    Args:
+        text: `none`, `bf16`, `fp16`, `fp8`, `int8` ... `int1`, `sign`, `topk`,
+            `threshold`, `random_k`, `low_rank`; the last four take a number
+            after a colon (`topk:0.001`, `low_rank:4`). `@broadcast` or
+            `@two_phase` at the end chooses the reducer: `int4@broadcast`.
+            `int2` rounds to nearest and `int1` has no feedback, for with
+            stochastic rounding their residuals would grow without end.
+
+    Raises:
+        UnknownIdError: No such short name.
+        SpecError: The number is no number, or out of range.
+
+    Example:
+        >>> parse_reducer("int4")  # doctest: +ELLIPSIS
+        TwoPhase(codec=Quantize(bits=4, ...), feedback=True, second=None)
+    """
+    if not isinstance(text, str):
+        raise SpecError("spec", text, "a short name, such as int4")
+    form, _, how = text.partition("@")
+    name, _, number = form.partition(":")
+    if name == "low_rank" and not how:
+        rank = _parameter(text, number, 1.0)
+        if not rank.is_integer():
+            raise SpecError("LowRank.matrix_rank", rank, "a whole number of at least 1")
+        return LowRank(int(rank))
+    if form in ("none", "bf16") and not how:
+        return AllReduce("float32" if name == "none" else "bfloat16")
+    codec = _parse_codec(text, name, number)
+    reducer = how or ("broadcast" if isinstance(codec, Sparse) else "two_phase")
+    if reducer not in ("broadcast", "two_phase"):
+        raise UnknownIdError("reducer", reducer, ["broadcast", "two_phase"])
+    feedback = _wants_feedback(codec)
+    return Broadcast(codec, feedback) if reducer == "broadcast" else TwoPhase(codec, feedback)
+
+
+def _wants_feedback(codec: CodecSpec) -> bool:
+    match codec:
+        case Float():
+            return codec.format not in _DENSE
+        case Quantize():
+            return codec.is_contraction
+        case _:
+            return True
+
+
+def _parse_codec(text: str, name: str, number: str) -> CodecSpec:
+    floats: dict[str, FloatFormat] = {
+        "none": "float32",
+        "bf16": "bfloat16",
+        "fp16": "float16",
+        "fp8": "float8_e4m3",
+        "fp8_e5m2": "float8_e5m2",
+    }
+    if name in floats and not number:
+        return Float(floats[name])
+    if name == "sign" and not number:
+        return Sign()
+    if name.startswith("int") and name[3:].isdecimal() and not number:
+        return Quantize(int(name[3:]), rounding="nearest" if name == "int2" else "stochastic")
+    if name == "topk":
+        return Sparse(_parameter(text, number, 0.01), "exact")
+    if name == "threshold":
+        return Sparse(_parameter(text, number, 0.01), "threshold")
+    if name == "random_k":
+        return Sparse(_parameter(text, number, 0.01), "random")
+    raise UnknownIdError("spec", text, _SHORT_FORMS)
+
+
+def _parameter(text: str, number: str, default: float) -> float:
+    if not number:
+        return default
+    try:
+        return float(number)
+    except ValueError:
+        raise SpecError("spec", text, "a name and a number, such as topk:0.01") from None
+
+
+def spec_key(spec: ReducerSpec) -> str:
+    """Return a short readable name of a spec, for reports.
+
+    Example:
+        >>> spec_key(TwoPhase(Quantize(4)))
+        'two_phase(quantize bits=4)'
+    """
+    codec = getattr(spec, "codec", None)
+    inner: Any = codec if codec is not None else spec
+    changed = {
+        f.name: getattr(inner, f.name)
+        for f in fields(inner)
+        if f.name not in ("block_size", "feedback", "warm_start", "second")
+        and getattr(inner, f.name) != f.default
+    }
+    details = " ".join(f"{k}={v}" for k, v in changed.items())
+    name = inner.id + (f" {details}" if details else "")
+    return f"{spec.id}({name})" if codec is not None else name

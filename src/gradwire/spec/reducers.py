@@ -1,0 +1,245 @@
+"""Reducer specs: how ranks combine payloads, and what each sends and receives."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+from gradwire.errors import SpecError
+from gradwire.layout import GROUP, Stretch, shard
+from gradwire.spec.base import CODEC_SPECS, REDUCER_SPECS, CodecSpec, Entry, ReducerSpec, Transfer
+from gradwire.spec.codecs import FLOAT_BYTES, Quantize, Sign, Sparse
+from gradwire.spec.fields import check_switch, check_whole
+
+MAX_STRETCH = 1 << 30
+"""Longest stretch with indices of its own; keeps 32-bit indices non-negative."""
+
+_STABLE_BITS = 3
+"""From here on the relative variance of stochastic levels is well below 1."""
+
+
+def _check_codec(field: str, codec: object) -> None:
+    if not isinstance(codec, CodecSpec) or isinstance(codec, type):
+        known = ", ".join(CODEC_SPECS[i].__name__ for i in CODEC_SPECS)
+        raise SpecError(field, codec, f"a codec spec, such as one of: {known}")
+
+
+def _check_feedback(owner: str, codec: CodecSpec, *, feedback: bool) -> None:
+    """Refuse feedback where the residual would grow without end."""
+    check_switch(f"{owner}.feedback", feedback)
+    if feedback and isinstance(codec, Quantize) and not codec.is_contraction:
+        remedy = "use more bits, Sign, feedback=False, or rounding='nearest' with 2 bits"
+        raise SpecError(
+            f"{owner}.feedback", feedback, f"possible with {codec}, which loses too much: {remedy}"
+        )
+
+
+def _even_transfers(numel: int, itemsize: int, world_size: int, rank: int) -> tuple[Transfer, ...]:
+    """Exchanges of a direct all-reduce: shards to their owners, then back."""
+    if world_size == 1 or numel == 0:
+        return ()
+    own = shard(numel, 1, rank, world_size).numel
+    others = numel - own
+    spread, collect = others * itemsize, own * (world_size - 1) * itemsize
+    return Transfer(spread, collect), Transfer(collect, spread)
+
+
+@REDUCER_SPECS.register("all_reduce")
+@dataclass(frozen=True, slots=True)
+class AllReduce:
+    """Sum plain floats on the wire; float32 is exact averaging.
+
+    Example:
+        >>> AllReduce("float32").transfers([Entry(0, (100,))], world_size=2, rank=0)
+        (Transfer(sent_bytes=200, received_bytes=200), Transfer(sent_bytes=200, received_bytes=200))
+    """
+
+    id: ClassVar[str] = "all_reduce"
+    format: Literal["float32", "bfloat16"] = "float32"
+    feedback: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        if self.format not in ("float32", "bfloat16"):
+            raise SpecError("AllReduce.format", self.format, "one of: float32, bfloat16")
+
+    def transfers(
+        self, entries: Sequence[Entry], world_size: int, rank: int
+    ) -> tuple[Transfer, ...]:
+        """Return the two exchanges of a direct all-reduce."""
+        numel = sum(e.numel for e in entries)
+        return _even_transfers(numel, FLOAT_BYTES[self.format], world_size, rank)
+
+
+@REDUCER_SPECS.register("two_phase")
+@dataclass(frozen=True, slots=True)
+class TwoPhase:
+    """Encoded shards to their owners, who average, encode again and send to all.
+
+    Each rank moves `2 (N - 1) / N` payloads, whatever the number of ranks.
+
+    The owner answers for the second rounding with `N` times its error, so
+    feedback is stable only while the relative variance of the second codec is
+    below a half: the mean travels in 4 bits where the codec has fewer than 3.
+
+    Attributes:
+        codec: How gradients travel to the owner of their shard.
+        feedback: Whether what was lost is owed in the next step.
+        second: How means travel back; None chooses the codec itself, or 4
+            bits where that is too coarse.
+
+    Example:
+        >>> spec = TwoPhase(Quantize(4))
+        >>> spec.transfers([Entry(0, (512,))], world_size=2, rank=0)
+        (Transfer(sent_bytes=144, received_bytes=144), Transfer(sent_bytes=144, received_bytes=144))
+    """
+
+    id: ClassVar[str] = "two_phase"
+    codec: CodecSpec
+    feedback: bool = True
+    second: CodecSpec | None = None
+
+    def __post_init__(self) -> None:
+        _check_codec("TwoPhase.codec", self.codec)
+        for codec in (self.codec, self.mean_codec):
+            _check_codec("TwoPhase.second", codec)
+            if isinstance(codec, Sparse):
+                raise SpecError(
+                    "TwoPhase.codec", codec, "a codec whose sums stay as dense as its input"
+                )
+        if self.codec.block_size % self.mean_codec.block_size:
+            raise SpecError(
+                "TwoPhase.second", self.second, "of a block size that divides the codec's"
+            )
+        _check_feedback("TwoPhase", self.codec, feedback=self.feedback)
+
+    @property
+    def mean_codec(self) -> CodecSpec:
+        """How means travel back to all ranks."""
+        if self.second is not None:
+            return self.second
+        is_coarse = isinstance(self.codec, Sign) or (
+            isinstance(self.codec, Quantize) and self.codec.bits < _STABLE_BITS
+        )
+        return Quantize(_STABLE_BITS + 1, block_size=GROUP) if is_coarse else self.codec
+
+    def shards(self, entries: Sequence[Entry], owner: int, world_size: int) -> list[Stretch]:
+        """Return the stretch of each entry that rank `owner` averages."""
+        size = self.codec.block_size
+        return [shard(e.numel, size, owner, world_size, e.stream) for e in entries]
+
+    def transfers(
+        self, entries: Sequence[Entry], world_size: int, rank: int
+    ) -> tuple[Transfer, ...]:
+        """Return the exchange of shards and the exchange of their means."""
+        if world_size == 1:
+            return ()
+        numels = [
+            [s.numel for s in self.shards(entries, owner, world_size) if s.numel]
+            for owner in range(world_size)
+        ]
+        return tuple(
+            Transfer(*(sizes if is_first else reversed(sizes)))
+            for is_first, codec in ((True, self.codec), (False, self.mean_codec))
+            for sizes in [_spread_and_collect([codec.num_bytes(n) for n in numels], rank)]
+        )
+
+
+def _spread_and_collect(sizes: Sequence[int], rank: int) -> tuple[int, int]:
+    """Bytes of the others' shards, and of the own shard once for each other rank."""
+    return sum(sizes) - sizes[rank], sizes[rank] * (len(sizes) - 1)
+
+
+def stretches(numel: int) -> list[Stretch]:
+    """Cut a parameter into stretches short enough for 32-bit places.
+
+    Example:
+        >>> [s.numel for s in stretches(3_000_000_000)]
+        [1073741824, 1073741824, 852516352]
+    """
+    return [
+        Stretch(start, min(MAX_STRETCH, numel - start)) for start in range(0, numel, MAX_STRETCH)
+    ]
+
+
+@REDUCER_SPECS.register("broadcast")
+@dataclass(frozen=True, slots=True)
+class Broadcast:
+    """Every rank sends its payload to all others; each averages what it received.
+
+    One exchange instead of two, but `N - 1` payloads a rank: for few ranks, or
+    for payloads that stay small however many ranks there are.
+
+    Example:
+        >>> spec = Broadcast(Sparse(density=0.01))
+        >>> spec.transfers([Entry(0, (100_000,))], world_size=2, rank=0)
+        (Transfer(sent_bytes=8016, received_bytes=8016),)
+    """
+
+    id: ClassVar[str] = "broadcast"
+    codec: CodecSpec
+    feedback: bool = True
+
+    def __post_init__(self) -> None:
+        _check_codec("Broadcast.codec", self.codec)
+        _check_feedback("Broadcast", self.codec, feedback=self.feedback)
+
+    def transfers(
+        self, entries: Sequence[Entry], world_size: int, rank: int
+    ) -> tuple[Transfer, ...]:
+        """Return the one exchange of whole payloads."""
+        if world_size == 1:
+            return ()
+        size = self.codec.num_bytes([s.numel for e in entries for s in stretches(e.numel)])
+        return (Transfer(size * (world_size - 1), size * (world_size - 1)),)
+
+
+@REDUCER_SPECS.register("low_rank")
+@dataclass(frozen=True, slots=True)
+class LowRank:
+    """Two thin factors for each matrix (PowerSGD), warm-started from step to step.
+
+    Example:
+        >>> LowRank(1).transfers([Entry(0, (64, 32))], world_size=2, rank=0)[0]
+        Transfer(sent_bytes=128, received_bytes=128)
+    """
+
+    id: ClassVar[str] = "low_rank"
+    matrix_rank: int = 1
+    warm_start: bool = True
+    feedback: bool = True
+
+    def __post_init__(self) -> None:
+        check_whole("LowRank.matrix_rank", self.matrix_rank, 1)
+        check_switch("LowRank.warm_start", self.warm_start)
+        check_switch("LowRank.feedback", self.feedback)
+
+    @staticmethod
+    def matrix_shape(shape: Sequence[int]) -> tuple[int, int]:
+        """Fold a tensor's shape into rows (the first dimension) and columns."""
+        return math.prod(shape[:1]), math.prod(shape[1:])
+
+    def transfers(
+        self, entries: Sequence[Entry], world_size: int, rank: int
+    ) -> tuple[Transfer, ...]:
+        """Return the exchanges of the all-reduce of P and that of Q."""
+        shapes = [self.matrix_shape(e.shape) for e in entries]
+        rows = sum(min(self.matrix_rank, *s) * s[0] for s in shapes)
+        columns = sum(min(self.matrix_rank, *s) * s[1] for s in shapes)
+        return _even_transfers(rows, 4, world_size, rank) + _even_transfers(
+            columns, 4, world_size, rank
+        )
+
+
+def sent_bytes(spec: ReducerSpec, entries: Sequence[Entry], world_size: int) -> int:
+    """Return the bytes that the busiest rank sends in one reduction.
+
+    Example:
+        >>> sent_bytes(AllReduce("float32"), [Entry(0, (100,))], 2)
+        400
+    """
+    return max(
+        sum(t.sent_bytes for t in spec.transfers(entries, world_size, rank))
+        for rank in range(world_size)
+    )
