@@ -21,6 +21,7 @@ from replicas import (
     train,
     wrap,
 )
+from torch import nn
 
 from gradwire.engine.feedback import StateWarning
 from gradwire.errors import StateError
@@ -253,5 +254,34 @@ def test_c4_other_buckets_after_loading_change_nothing():
             sync.close()
         assert results[0] == results[1]
         dist.barrier()
+
+    run_processes(2, body)
+
+
+@pytest.mark.parametrize("warmup_steps", [0, 4])
+def test_j3_state_loaded_on_some_ranks_only_is_noticed_by_all(warmup_steps):
+    def body(rank):
+        ddp, sync = wrap(nn.Linear(64, 32), everywhere("int4", warmup_steps=warmup_steps))
+        if rank == 0:
+            state = sync.state_dict()
+            state["rank0"]["steps_done"] = 5
+            sync.load_state_dict(state)
+        try:
+            ddp(torch.ones(2, 64)).sum().backward()
+        except RuntimeError as error:
+            return str(error)
+        return "nothing noticed"
+
+    for text in run_processes(2, body):
+        assert "steps done differ by rank: {0: 5, 1: 0}" in text
+
+
+def test_poisoned_residual_is_refused():
+    def body(rank):
+        _, sync = wrap(nn.Linear(64, 32), everywhere("int4"))
+        state = sync.state_dict()
+        state[f"rank{rank}"]["residual"]["weight"][0, 0] = torch.nan
+        with pytest.raises(StateError, match="residual of 'weight' holds NaN or infinity"):
+            sync.load_state_dict(state)
 
     run_processes(2, body)

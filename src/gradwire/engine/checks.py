@@ -103,6 +103,25 @@ def check_replicas(parameters: Mapping[str, Tensor], step: int, group: Collectiv
         )
 
 
+def check_steps(step: int, group: Collective) -> Steps[None]:
+    """Make sure that all ranks have done as many steps, before the first of a session.
+
+    Raises:
+        RankMismatchError: They differ, as when a checkpoint was loaded on some
+            ranks only.
+    """
+    rows = torch.empty(group.world_size, 1, dtype=torch.int64)
+    yield from group.all_gather(rows, torch.tensor([step]))
+    steps = {rank: int(row) for rank, row in enumerate(rows)}
+    if len(set(steps.values())) > 1:
+        raise RankMismatchError(
+            "step check",
+            group.rank,
+            f"steps done differ by rank: {steps}; load the state on every rank, or on none",
+            {rank: str(number) for rank, number in steps.items()},
+        )
+
+
 def _digest(tensor: Tensor) -> bytes:
     data = tensor.detach().contiguous().view(-1).view(torch.uint8).numpy().data
     return hashlib.blake2b(data, digest_size=_DIGEST_BYTES).digest()

@@ -121,6 +121,8 @@ class ErrorFeedback:
                         f" {tuple(shape)}; load a checkpoint of this model",
                         unexpected=[name],
                     )
+                if tensor is not None and not bool(tensor.isfinite().all()):
+                    raise StateError(f"{kind} of {name!r} holds NaN or infinity")
         missing = sorted(set(self._shapes) - set(saved["residual"]))
         unexpected = sorted(set(saved["residual"]) - set(self._shapes))
         if missing or unexpected:

@@ -18,7 +18,7 @@ from gradwire.comm.base import Mailbox, Steps, SummingMailbox
 from gradwire.comm.channel import Channel, Scratch
 from gradwire.comm.record import Recorder
 from gradwire.engine.bucket import Bucket, BucketRun, Deliver, union_s
-from gradwire.engine.checks import check_replicas
+from gradwire.engine.checks import check_replicas, check_steps
 from gradwire.engine.feedback import _FORMAT, ErrorFeedback, StateWarning
 from gradwire.engine.layout import Layouts
 from gradwire.engine.stats import Stats, StepStats
@@ -27,6 +27,11 @@ from gradwire.errors import CollectiveError, SpecError, StateError
 from gradwire.key import Key
 from gradwire.plan import DENSE, Parameter, Plan
 from gradwire.spec import check_number, check_whole
+
+_CHANNELS_A_STEP = 1 << 20
+_TAGGED_STEPS = 1 << 7
+_AGREEMENT = _CHANNELS_A_STEP * _TAGGED_STEPS
+"""Number of the channel on which ranks compare their step counts."""
 
 _RECENT_STEPS = 100
 _ORDERLESS_RANKS = 2
@@ -95,6 +100,7 @@ class Synchronizer:
         self._layouts = Layouts(parameters, assignments, offsets, mailbox.world_size)
         self._steps_done = self._sent_bytes = self._dense_bytes = 0
         self._channels = 0
+        self._has_agreed = False
         self._scratch = Scratch()
         self._current: _Step | None = None
         self._recent: deque[StepStats] = deque(maxlen=_RECENT_STEPS)
@@ -160,6 +166,10 @@ class Synchronizer:
         if self._is_checked(step.number) and not step.runs:
             group = self._channel(self._mailbox)
             tasks.append(check_replicas(self._replicas(), step.number, group))
+        if not self._has_agreed:
+            self._has_agreed = True
+            # First, as exchanges are waited for in order, and the others may never end.
+            tasks.insert(0, check_steps(step.number, Channel(self._mailbox, _AGREEMENT)))
         with self._lock:
             step.runs.append(run)
             step.unfinished += 1
@@ -183,6 +193,7 @@ class Synchronizer:
     def _begin_step(self) -> _Step:
         if self._current is None:
             self._current = _Step(self._steps_done)
+            self._channels = 0
             while self._unreported:
                 stats = self._unreported.popleft()
                 self._warn_if_stale(stats)
@@ -223,8 +234,10 @@ class Synchronizer:
         return self._check_every > 0 and step % self._check_every == 0
 
     def _channel(self, mailbox: Mailbox) -> Channel:
+        # The step is part of the tag: ranks that count differently never pair up.
+        number = self._steps_done % _TAGGED_STEPS * _CHANNELS_A_STEP + self._channels
         self._channels += 1
-        return Channel(mailbox, self._channels, self._scratch)
+        return Channel(mailbox, number, self._scratch)
 
     def _finish(self, step: _Step, run: BucketRun) -> None:
         try:
@@ -338,6 +351,7 @@ class Synchronizer:
             )
         self._feedback.load(saved, scale)
         self._steps_done = int(saved["steps_done"])
+        self._has_agreed = False
 
     def _own_or_any(self, state: Mapping[str, Any]) -> Mapping[str, Any]:
         if not isinstance(state, Mapping):
@@ -362,7 +376,10 @@ class Synchronizer:
         return saved
 
     def close(self) -> None:
-        """Stop the threads and disconnect. Can be called twice."""
+        """Stop the threads and disconnect. Can be called twice.
+
+        DDP keeps its hook: to train on, wrap the model anew.
+        """
         self._closer()
 
     def __reduce__(self) -> NoReturn:
