@@ -278,10 +278,11 @@ def test_close_breaks_off_a_transfer_on_both_sides():
         text, _, took_s = _failure(pending)
         return text, took_s
 
-    (closed, _), (text, took_s) = run_processes(2, body, group_timeout_s=30)
+    (closed, _), (text, took_s) = run_processes(2, body, group_timeout_s=6)
     assert "the mailbox was closed" in closed
     assert "rank 0: " in text
-    assert took_s < 10
+    # At once, as a rule; a receive that Gloo does not wake ends with the time limit.
+    assert took_s < 8
 
 
 def test_a_silent_peer_fails_the_exchange_within_the_time_limit():

@@ -70,7 +70,7 @@ class LiveView:
             f"Training {TASKS[job.task].description}: {job.ranks} ranks, {job.steps} steps a "
             f"method, link {link}, latency {format_seconds(job.latency_s)}.\n"
             f"Methods, with about what a rank sends in each step: {names}.\n"
-            f"This takes about {self._left_s() + validation_s + _START_S:.0f} s."
+            f"This takes about {self._left_s() + validation_s + _START_S:.0f} s on idle cores."
         )
 
     def _left_s(self) -> float:

@@ -46,7 +46,7 @@ TASKS: dict[str, TaskDefaults] = {
     "text": TaskDefaults(
         "a GPT on the source text of Python's standard library",
         num_parameters=10_868_736,
-        steps=25,
+        steps=20,
         batch_size=8,
         link="200Mbit/s",
         latency="1ms",

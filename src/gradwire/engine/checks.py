@@ -104,7 +104,7 @@ def check_replicas(parameters: Mapping[str, Tensor], step: int, group: Collectiv
 
 
 def check_steps(step: int, group: Collective) -> Steps[None]:
-    """Make sure that all ranks have done as many steps, before the first of a session.
+    """Make sure that all ranks have done as many steps, before the first one.
 
     Raises:
         RankMismatchError: They differ, as when a checkpoint was loaded on some

@@ -334,7 +334,8 @@ class Synchronizer:
         same mean stays owed; when it has shrunk, they are dropped.
 
         Raises:
-            StateError: Not such a state, or of another model or format.
+            StateError: Not such a state, of another format, or with a tensor of
+                another shape or values that are not finite.
         """
         saved = self._own_or_any(state)
         world_size = int(saved["world_size"])

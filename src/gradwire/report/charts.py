@@ -74,7 +74,7 @@ def step_breakdown(summaries: Sequence[Summary]) -> str:
             left = [a + b for a, b in zip(left, widths, strict=True)]
         axes.invert_yaxis()
         axes.grid(axis="y", visible=False)
-        axes.set_xlabel("Median of a step, ms")
+        axes.set_xlabel("Medians of the parts of a step, ms")
         axes.legend(loc="lower center", bbox_to_anchor=(0.4, 1.0), ncols=4)
         return _svg(figure, "Parts of a median step, as stacked bars; the table has the numbers")
 

@@ -17,5 +17,5 @@ def render_checks(checks: Sequence[Check]) -> Table:
         table.add_column(heading)
     for check in checks:
         here = Text("yes", "green") if check.is_available else Text("no", "yellow")
-        table.add_row(check.area, check.name, here, check.reason or check.detail)
+        table.add_row(check.area, check.name, here, Text(check.reason or check.detail))
     return table

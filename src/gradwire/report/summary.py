@@ -142,7 +142,7 @@ def compare(subject: Summary, other: Summary) -> Comparison:
     last = [
         mine.loss - theirs.loss
         for mine, theirs in zip(
-            subject.method.steps[-2 * WINDOW :], other.method.steps[-2 * WINDOW :], strict=True
+            subject.method.steps[-WINDOW:], other.method.steps[-WINDOW:], strict=True
         )
     ]
     change = statistics.fmean(last)

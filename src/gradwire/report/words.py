@@ -69,6 +69,7 @@ def notes(result: DemoResult) -> list[str]:
             f"{s.steps - s.untimed_steps} steps. Medians leave out the first {s.untimed_steps} "
             "(buckets are rebuilt, buffers made); training time does not."
         ),
+        "PowerSGD's first two steps are dense, as its hook needs; the medians leave them out.",
         "Exposed comm. (communication): from the last ready gradient to the end of backward().",
         (
             "Training loss at end: mean of the last 5 steps. Time to DDP's loss: training time "
@@ -104,7 +105,9 @@ def _sentence(comparison: Comparison) -> str:
 def _loss_words(comparison: Comparison) -> str:
     change = comparison.loss_change
     if round(change, 3) == 0:
-        return "loss is the same"
+        return "training loss is the same"
     if not comparison.is_loss_clear:
-        return f"loss {change:+.3f}, within the spread"
-    return f"LOSES {change:.3f} of loss" if change > 0 else f"gains {-change:.3f} of loss"
+        return f"training loss differs by {change:+.3f}, within the spread"
+    if change > 0:
+        return f"LOSES in training loss, which ends {change:.3f} higher"
+    return f"training loss ends {-change:.3f} lower"
