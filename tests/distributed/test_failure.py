@@ -329,6 +329,8 @@ def test_k4_process_ends_well_without_any_clean_up(tmp_path):
         "exception in mid step": [1, 1],
         "interrupt": [-signal.SIGINT, -signal.SIGINT],
     }
+    # The rank that is interrupted last may have learnt of the other's end first.
+    second_learnt = {**expected, "interrupt": [-signal.SIGINT, 1]}
     done = subprocess.run(
         [sys.executable, "-c", textwrap.dedent(RANKS), str(tmp_path), *expected],
         capture_output=True,
@@ -337,4 +339,5 @@ def test_k4_process_ends_well_without_any_clean_up(tmp_path):
         check=False,
     )
     errors = "\n".join(f"{p.name}: {p.read_text()}" for p in tmp_path.glob("*.err"))
-    assert json.loads(done.stdout) == expected, errors + done.stderr
+    codes = {ending: sorted(found) for ending, found in json.loads(done.stdout).items()}
+    assert codes in (expected, second_learnt), errors + done.stderr
