@@ -278,11 +278,16 @@ def test_close_breaks_off_a_transfer_on_both_sides():
         text, _, took_s = _failure(pending)
         return text, took_s
 
-    (closed, _), (text, took_s) = run_processes(2, body, group_timeout_s=6)
-    assert "the mailbox was closed" in closed
-    assert "rank 0: " in text
-    # At once, as a rule; a receive that Gloo does not wake ends with the time limit.
-    assert took_s < 8
+    # Gloo now and then does not wake a receive in the midst of its message, which
+    # then ends with the time limit: so not every try must be prompt, but one of three.
+    waited_s = []
+    while not waited_s or (waited_s[-1] > 5 and len(waited_s) < 3):
+        (closed, _), (text, took_s) = run_processes(2, body, group_timeout_s=12)
+        assert "the mailbox was closed" in closed
+        assert "rank 0: " in text
+        waited_s.append(took_s)
+    assert min(waited_s) < 5
+    assert max(waited_s) < 15
 
 
 def test_a_silent_peer_fails_the_exchange_within_the_time_limit():

@@ -87,17 +87,6 @@ class Port:
             self._ingress_free_s = start_s + duration_s
             return self._ingress_free_s + self.link.latency_s
 
-    def free_s(self) -> float:
-        """Return when both directions are free."""
-        with self._lock:
-            return max(self._egress_free_s, self._ingress_free_s)
-
-    def occupy(self, until_s: float) -> None:
-        """Keep both directions busy until then."""
-        with self._lock:
-            self._egress_free_s = max(self._egress_free_s, until_s)
-            self._ingress_free_s = max(self._ingress_free_s, until_s)
-
 
 class Alarm:
     """Calls functions at given times of the monotonic clock, from one thread.

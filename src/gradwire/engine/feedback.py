@@ -14,8 +14,6 @@ from gradwire.plan import Assignment, Parameter
 from gradwire.reduce.base import State
 from gradwire.spec import LowRank
 
-_FORMAT = 1
-
 
 class StateWarning(UserWarning):
     """Part of a checkpoint could not be used; the message says which, and why."""

@@ -19,7 +19,7 @@ from gradwire.comm.channel import Channel, Scratch
 from gradwire.comm.record import Recorder
 from gradwire.engine.bucket import Bucket, BucketRun, Deliver, union_s
 from gradwire.engine.checks import check_replicas, check_steps
-from gradwire.engine.feedback import _FORMAT, ErrorFeedback, StateWarning
+from gradwire.engine.feedback import ErrorFeedback, StateWarning
 from gradwire.engine.layout import Layouts
 from gradwire.engine.stats import Stats, StepStats
 from gradwire.engine.worker import Worker
@@ -32,6 +32,9 @@ _CHANNELS_A_STEP = 1 << 20
 _TAGGED_STEPS = 1 << 7
 _AGREEMENT = _CHANNELS_A_STEP * _TAGGED_STEPS
 """Number of the channel on which ranks compare their step counts."""
+
+_FORMAT = 1
+"""Layout of `state_dict`; a change to it is a new number."""
 
 _RECENT_STEPS = 100
 _ORDERLESS_RANKS = 2
