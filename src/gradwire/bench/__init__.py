@@ -1,0 +1,1 @@
+"""Compares ways to exchange gradients, side by side in one run."""

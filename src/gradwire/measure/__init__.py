@@ -1,0 +1,1 @@
+"""Measures this machine, its links, and the layers of a model."""

@@ -1,0 +1,1 @@
+"""Decides what goes on the wire, from measured costs. No torch here."""

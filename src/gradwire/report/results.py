@@ -1,0 +1,189 @@
+"""What a bench measured, as plain data: one file for all tools. No torch here."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from statistics import median, quantiles
+from typing import Any, Literal
+
+from gradwire.errors import SpecError
+from gradwire.report.model import Environment, Family, Validation
+
+_FORMAT = 1
+_LEAST_FOR_QUARTILES = 2
+
+Network = Literal["lab", "shaped", "none"]
+
+
+@dataclass(frozen=True, slots=True)
+class StepTimes:
+    """One step of the slowest rank, in seconds.
+
+    Attributes:
+        exposed_s: Computation waiting for gradients, wherever in the step.
+        overlap_s: Communication under computation; None where not measured.
+    """
+
+    forward_s: float
+    backward_s: float
+    exposed_s: float
+    optimiser_s: float
+    overlap_s: float | None = None
+
+    @property
+    def total_s(self) -> float:
+        """Duration of the step."""
+        return self.forward_s + self.backward_s + self.exposed_s + self.optimiser_s
+
+
+@dataclass(frozen=True, slots=True)
+class Round:
+    """Some steps of one mode in a row; rounds of all modes take turns.
+
+    Attributes:
+        sent_bytes: Per step, of the busiest rank, counted at its interface in
+            the lab and by the mailbox elsewhere.
+        foreign_cores: Cores that other programs kept busy meanwhile.
+    """
+
+    steps: tuple[StepTimes, ...]
+    sent_bytes: int
+    foreign_cores: float = 0.0
+
+    @property
+    def step_s(self) -> float:
+        """Median duration of a step."""
+        return median(s.total_s for s in self.steps)
+
+
+@dataclass(frozen=True, slots=True)
+class ModeResult:
+    """One way to exchange gradients in one cell.
+
+    Attributes:
+        mode: Unique in the cell: `"none@5"`, `"powersgd1@1000"`, `"int4"` ...
+        plan: The plan as JSON, where gradwire ran.
+        reason: Why it did not run, where it did not.
+        predicted_s: What the simulator said a step would take.
+        validations: Losses on held-out data, where a model was trained.
+        elapsed_s: Training time at each of the validations.
+        digests: Hash of the parameters at the end, by rank.
+        bits: Mean bits per value by layer, where they vary.
+    """
+
+    mode: str
+    label: str
+    family: Family
+    rounds: tuple[Round, ...] = ()
+    plan: str | None = None
+    reason: str | None = None
+    predicted_s: float | None = None
+    validations: tuple[Validation, ...] = ()
+    elapsed_s: tuple[float, ...] = ()
+    digests: tuple[str, ...] = ()
+    bits: Mapping[str, float] | None = None
+
+    @property
+    def step_s(self) -> float:
+        """Median over rounds of the duration of a step."""
+        return median(r.step_s for r in self.rounds)
+
+    @property
+    def spread_s(self) -> float:
+        """Half the distance between the quartiles of all steps."""
+        times = [s.total_s for r in self.rounds for s in r.steps]
+        if len(times) < _LEAST_FOR_QUARTILES:
+            return 0.0
+        low, _, high = quantiles(times, n=4, method="inclusive")
+        return (high - low) / 2
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """One model on one network; all its modes ran side by side.
+
+    Attributes:
+        rate_bytes_per_s: Of each rank's link, each way; None for no limit.
+        latency_s: One way.
+        network: Really limited (`"lab"`), made to last (`"shaped"`), or neither.
+    """
+
+    model: str
+    ranks: int
+    rate_bytes_per_s: float | None
+    latency_s: float
+    network: Network
+    modes: tuple[ModeResult, ...]
+    num_parameters: int = 0
+
+    @property
+    def name(self) -> str:
+        """Names the cell in its file."""
+        return f"{self.model}/{self.ranks}/{self.rate_bytes_per_s or 'unlimited'}/{self.latency_s}"
+
+    def mode(self, name: str) -> ModeResult | None:
+        """Return one mode's result, or None where it is not in the cell."""
+        return next((m for m in self.modes if m.mode == name), None)
+
+
+@dataclass(frozen=True, slots=True)
+class BenchResult:
+    """One run of the bench.
+
+    Example:
+        >>> place = Environment("0.1", "2.13", "3.11", "Linux", "a processor", 2)
+        >>> mode = ModeResult("none@5", "plain DDP", "ddp", (Round((StepTimes(1, 2, 3, 0),), 10),))
+        >>> cell = Cell("mlp", 2, 1.25e7, 0.0, "lab", (mode,))
+        >>> result = BenchResult(place, (cell,), "2026-01-01", 6.0)
+        >>> BenchResult.from_json(result.to_json()) == result
+        True
+    """
+
+    environment: Environment
+    cells: tuple[Cell, ...]
+    started: str
+    wall_s: float
+
+    def to_json(self) -> str:
+        """Write everything, every step included, as one JSON object."""
+        return json.dumps({"format": _FORMAT, **asdict(self)}, indent=1, sort_keys=True)
+
+    @classmethod
+    def from_json(cls, text: str) -> BenchResult:
+        """Read a result from `to_json`'s text.
+
+        Raises:
+            SpecError: Not JSON, another format number, or not complete.
+        """
+        try:
+            data = json.loads(text)
+        except (ValueError, RecursionError) as error:
+            raise SpecError("bench result", text[:40], f"JSON: {error}") from None
+        if not isinstance(data, dict) or data.get("format") != _FORMAT:
+            found = data.get("format") if isinstance(data, dict) else data
+            raise SpecError("bench result format", found, f"{_FORMAT}, the one this version reads")
+        try:
+            cells = tuple(_cell(c) for c in data["cells"])
+            place = Environment(**data["environment"])
+            return cls(place, cells, data["started"], data["wall_s"])
+        except (KeyError, TypeError) as error:
+            raise SpecError("bench result", text[:40], f"complete: {error}") from None
+
+
+def _cell(data: Mapping[str, Any]) -> Cell:
+    return Cell(**{**data, "modes": tuple(_mode(m) for m in data["modes"])})
+
+
+def _mode(data: Mapping[str, Any]) -> ModeResult:
+    rounds = tuple(
+        Round(**{**r, "steps": tuple(StepTimes(**s) for s in r["steps"])}) for r in data["rounds"]
+    )
+    read = {
+        "rounds": rounds,
+        "validations": tuple(Validation(**v) for v in data["validations"]),
+        "elapsed_s": tuple(data["elapsed_s"]),
+        "digests": tuple(data["digests"]),
+    }
+    return ModeResult(**{**data, **read})
