@@ -1,4 +1,4 @@
-"""Starts a command that dies with its parent and outranks the rest of the machine.
+"""Starts a command that dies with its parent, ahead of the rest of the machine.
 
 A program of its own and not something done between fork and exec, which is not
 safe in a process with threads.

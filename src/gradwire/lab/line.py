@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import math
 
-from gradwire.lab.counters import InterfaceBytes, interface_bytes, interface_row
+from gradwire.lab.counters import InterfaceBytes, interface_bytes
+from gradwire.lab.flood import Target
 from gradwire.lab.namespace import Namespace
+
+HUB_ADDRESS = "10.77.0.254"
+"""IPv4 address of the bridge; rank r has that with r + 1 at its end."""
 
 
 class Line:
@@ -30,7 +34,7 @@ class Line:
         self.address = f"10.77.0.{rank + 1}"
         self.port = f"port{rank}"
         self._hub = hub
-        self.mtu = mtu
+        self._mtu = mtu
         self._netem_s = 0.0
 
     def connect(self, *, has_devices: bool, netem_s: float) -> None:
@@ -43,10 +47,10 @@ class Line:
         if not has_devices:
             peer = f"peer name eth0 netns {self.inside.path}"
             self._hub.command(f"ip link add {self.port} type veth {peer}")
-        self._hub.command(f"ip link set {self.port} master bridge mtu {self.mtu} up")
+        self._hub.command(f"ip link set {self.port} master bridge mtu {self._mtu} up")
         self.inside.without_ipv6()
         self.inside.command("ip link set lo up")
-        self.inside.command(f"ip link set eth0 mtu {self.mtu} up")
+        self.inside.command(f"ip link set eth0 mtu {self._mtu} up")
         self.inside.command(f"ip addr add {self.address}/24 dev eth0")
         # A namespace cannot choose its congestion control, but a route can.
         route = f"10.77.0.0/24 dev eth0 src {self.address} congctl cubic"
@@ -82,18 +86,16 @@ class Line:
         with self.inside.entered():
             return interface_bytes("eth0")
 
-    def delivered(self) -> tuple[tuple[int, int], tuple[int, int]]:
-        """Return bytes and packets that have come from the rank to the hub, and to the rank."""
-        with self._hub.entered():
-            sent = interface_row(self.port)
-        with self.inside.entered():
-            received = interface_row("eth0")
-        return (sent[0], sent[1]), (received[0], received[1])
+    def target(self, latency_s: float) -> Target:
+        """Return what it takes to measure the line."""
+        files = self._hub.fileno(), self.inside.fileno()
+        addresses = HUB_ADDRESS, self.address
+        return Target(*files, *addresses, self.port, self.rate_bytes_per_s, latency_s, self._mtu)
 
     def _limit_end(self, where: Namespace, device: str, held_s: float, rate: float) -> None:
         was_limited, is_limited = (math.isfinite(r) for r in (self.rate_bytes_per_s, rate))
         if is_limited or was_limited:
-            packet = 65536 if math.isinf(rate) else min(max(rate * 0.25e-3, 3 * self.mtu), 65536)
+            packet = 65536 if math.isinf(rate) else min(max(rate * 0.25e-3, 3 * self._mtu), 65536)
             where.command(f"ip link set dev {device} gso_max_size {int(packet)}")
         if was_limited and not is_limited:
             where.command(f"tc qdisc del dev {device} root")
@@ -109,12 +111,12 @@ class Line:
 
     def _htb(self, rate: float) -> str:
         """Return the class: a bucket of 0.1 ms of the line, 2 frames at least."""
-        burst = int(min(max(rate * 0.1e-3, 2 * self.mtu + 200), 65536))
+        burst = int(min(max(rate * 0.1e-3, 2 * self._mtu + 200), 65536))
         return f"htb rate {int(rate * 8)}bit burst {burst} cburst {burst} quantum 60000"
 
     def _leaf(self, held_s: float, rate: float) -> str:
         """Return the queue: 50 ms of the line, and what is on its way where netem holds it."""
         if not held_s:
             return f"bfifo limit {int(min(max(rate * 0.05, 131072), 4 << 20))}"
-        packets = 100_000 if math.isinf(rate) else rate * (held_s + 0.05) / self.mtu
+        packets = 100_000 if math.isinf(rate) else rate * (held_s + 0.05) / self._mtu
         return f"netem delay {round(held_s * 1e6)}us limit {int(max(packets, 1000))}"

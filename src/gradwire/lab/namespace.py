@@ -26,6 +26,9 @@ class Namespace:
     It has no name. The kernel frees it, with the devices and queues in it, as
     soon as this process and those started inside are gone, however they ended.
 
+    Args:
+        file: The file descriptor of one that exists; None makes a new one.
+
     Raises:
         OSError: The kernel does not permit it.
 
@@ -34,7 +37,10 @@ class Namespace:
         ...     print(namespace.command("ip -o link"))
     """
 
-    def __init__(self) -> None:
+    def __init__(self, file: int | None = None) -> None:
+        if file is not None:
+            self._file = file
+            return
         libc = ctypes.CDLL(None, use_errno=True)
         with _returning():
             _check(libc.unshare(_CLONE_NEWNET), "unshare")

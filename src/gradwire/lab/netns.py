@@ -19,7 +19,7 @@ from typing import Self
 from gradwire.errors import CommandError, SpecError
 from gradwire.lab.counters import InterfaceBytes
 from gradwire.lab.latency import DelayLine, LatencyBy, has_netem
-from gradwire.lab.line import Line
+from gradwire.lab.line import HUB_ADDRESS, Line
 from gradwire.lab.namespace import Namespace, missing
 from gradwire.lab.playback import Playback
 from gradwire.lab.probe import LineCheck, check_lines
@@ -32,7 +32,6 @@ _MAX_RANKS = 250
 _MTU = (576, 9000)
 _LEAST_RATE = 12_500.0
 _FIRST_PORT = 29500
-_HUB_ADDRESS = "10.77.0.254"
 _RAISED = -20
 
 
@@ -185,7 +184,7 @@ class Network:
             rank: Whose line; None for all.
         """
         (rate,) = _rates(1, rate_bytes_per_s)
-        for line in self._lines if rank is None else [self._line(rank)]:
+        for line in self._known(rank):
             line.limit(rate)
 
     def play(self, script: RateScript) -> Playback:
@@ -196,7 +195,7 @@ class Network:
         """
         for change in script.changes:
             _rates(1, change.rate_bytes_per_s)
-            self._line(change.rank or 0)
+            self._known(change.rank)
         return Playback(script, self._change)
 
     def cut(self, rank: int) -> None:
@@ -224,8 +223,9 @@ class Network:
         Raises:
             CommandError: A line is off by more, three times in a row; says which.
         """
-        assert self._hub is not None, "enter the network first"
-        self.checks = check_lines(self._hub, _HUB_ADDRESS, self._lines, self.latency_s, tolerance)
+        limited = [line for line in self._known(None) if math.isfinite(line.rate_bytes_per_s)]
+        targets = {line.rank: line.target(self.latency_s) for line in limited}
+        self.checks = check_lines(targets, tolerance, self._nice)
         return self.checks
 
     def _build(self) -> None:
@@ -236,7 +236,7 @@ class Network:
         hub.without_ipv6()
         hub.command("ip link add bridge type bridge stp_state 0 mcast_snooping 0")
         hub.command(f"ip link set bridge mtu {self.mtu} up")
-        hub.command(f"ip addr add {_HUB_ADDRESS}/24 dev bridge")
+        hub.command(f"ip addr add {HUB_ADDRESS}/24 dev bridge")
         if self.latency_s:
             self.latency_by = "netem" if has_netem(hub) else "delay line"
         if self.latency_by == "delay line":
@@ -260,11 +260,16 @@ class Network:
         }
 
     def _line(self, rank: int) -> Line:
+        return self._known(rank)[0]
+
+    def _known(self, rank: int | None) -> list[Line]:
         if not self._lines:
             raise CommandError("the network is not there: use it inside `with Network(...)`")
+        if rank is None:
+            return self._lines
         if not 0 <= rank < self.world_size:
             raise SpecError("rank", rank, f"between 0 and {self.world_size - 1}")
-        return self._lines[rank]
+        return [self._lines[rank]]
 
     def _change(self, change: RateChange) -> None:
         self.limit(change.rate_bytes_per_s, change.rank)

@@ -1,40 +1,23 @@
-"""Measures lines with sockets of its own, before anybody trusts their rates."""
+"""Has lines measured, before anybody trusts their rates, and judges them."""
 
 from __future__ import annotations
 
-import contextlib
-import math
-import socket
-import threading
-import time
-from collections.abc import Iterator, Sequence
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from gradwire.errors import CommandError
-from gradwire.lab.line import Line
-from gradwire.lab.namespace import Namespace
+from gradwire.lab.flood import Target, command
+from gradwire.lab.launch import launched
 from gradwire.units import format_rate
 
 MACHINE_LIMITED_BYTES_PER_S = 5e9 / 8
 """From here on two processor cores, not the line, may set the pace."""
 
 _ATTEMPTS = 3
-_WINDOW_S = 0.3
-_WINDOW_BYTES = 200e3
-_LONGEST_S = 5.0
-_WARM_UP_S = 0.05
-_QUEUED_S = 0.02
-_LEAST_QUEUED = 3000
-_MOST_QUEUED = 2 << 20
-_TOGETHER_S = 0.25e-3
-_MOST_TOGETHER = 60_000
-_ETHERNET_BYTES = 14
-_HEADER_BYTES = 28
-"""IPv4 20, UDP 8."""
-
-_SO_SNDBUFFORCE = 32
-_UDP_SEGMENT = 103
-"""Has the kernel cut what is sent into datagrams; from Linux's headers, as the one above."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,84 +61,47 @@ class LineCheck:
 
 
 def check_lines(
-    hub: Namespace, hub_address: str, lines: Sequence[Line], latency_s: float, tolerance: float
+    targets: Mapping[int, Target], tolerance: float, nice: int
 ) -> tuple[LineCheck, ...]:
-    """Measure every limited line against the hub, one after the other.
+    """Measure lines one after the other, those that are off again.
+
+    Args:
+        targets: Lines by rank.
+        tolerance: Share of the rate by which a measurement may be off.
+        nice: Priority of the measurement; 0 leaves it.
 
     Raises:
-        CommandError: A line is off by more than `tolerance` in all attempts.
+        CommandError: A line was off in all attempts, or could not be measured.
     """
-    limited = [line for line in lines if math.isfinite(line.rate_bytes_per_s)]
-    return tuple(_check(hub, hub_address, line, latency_s, tolerance) for line in limited)
-
-
-def _check(
-    hub: Namespace, hub_address: str, line: Line, latency_s: float, tolerance: float
-) -> LineCheck:
-    complaints = []
+    checks: dict[int, LineCheck] = {}
+    left, complaints = dict(targets), [""]
     for _ in range(_ATTEMPTS):
-        check = _measure(hub, hub_address, line, latency_s)
-        complaint = check.complaint(tolerance)
-        if complaint is None:
-            return check
-        complaints.append(complaint)
-    raise CommandError(
-        f"{complaints[-1]}, more than {tolerance:.0%} off in each of {_ATTEMPTS} measurements:"
-        " wait until the machine has nothing else to do, set a lower rate, or pass verify=False"
+        if not left:
+            break
+        checks |= _measured(left, nice)
+        found = {rank: checks[rank].complaint(tolerance) for rank in left}
+        left = {rank: target for rank, target in left.items() if found[rank]}
+        complaints = [complaint for complaint in found.values() if complaint]
+    if left:
+        raise CommandError(
+            f"{'; '.join(complaints)}; more than {tolerance:.0%} off in {_ATTEMPTS} measurements:"
+            " wait until the machine has nothing else to do, set a lower rate, or pass verify=False"
+        )
+    return tuple(checks[rank] for rank in sorted(checks))
+
+
+def _measured(targets: Mapping[int, Target], nice: int) -> dict[int, LineCheck]:
+    lines = list(targets.values())
+    done = subprocess.run(  # noqa: S603 - a program of this package
+        launched(command(lines), nice),
+        pass_fds={file for line in lines for file in (line.hub, line.inside)},
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(p for p in sys.path if p)},
+        capture_output=True,
+        text=True,
+        start_new_session=True,
+        check=False,
     )
-
-
-def _measure(hub: Namespace, hub_address: str, line: Line, latency_s: float) -> LineCheck:
-    """Flood the line both ways and count what arrives; with TCP, its moods would count too."""
-    rate = line.rate_bytes_per_s
-    up = _flood(line.inside, hub, hub_address, line)
-    with up, _flood(hub, line.inside, line.address, line):
-        time.sleep(_WARM_UP_S + 2 * latency_s)
-        start, before = time.monotonic(), line.delivered()
-        time.sleep(min(max(_WINDOW_S, _WINDOW_BYTES / rate), _LONGEST_S))
-        took_s, after = time.monotonic() - start, line.delivered()
-    time.sleep(2 * _QUEUED_S)  # the line runs empty
-    sent, received = (
-        _frames(a[0] - b[0], a[1] - b[1], line.mtu) / took_s
-        for b, a in zip(before, after, strict=True)
-    )
-    return LineCheck(line.rank, rate, sent, received)
-
-
-def _frames(num_bytes: int, packets: int, mtu: int) -> float:
-    """Return the bytes of the full frames that counted packets, in one piece or cut up, make."""
-    payload = num_bytes - (_ETHERNET_BYTES + _HEADER_BYTES) * packets
-    return payload * (mtu + _ETHERNET_BYTES) / (mtu - _HEADER_BYTES)
-
-
-@contextlib.contextmanager
-def _flood(source: Namespace, sink: Namespace, address: str, line: Line) -> Iterator[None]:
-    """Send datagrams as fast as the line takes them; nobody reads them."""
-    with sink.entered():
-        unread = socket.socket(type=socket.SOCK_DGRAM)
-    with source.entered():  # a socket stays in the namespace it was made in
-        sender = socket.socket(type=socket.SOCK_DGRAM)
-    with unread, sender:
-        unread.bind((address, 0))
-        sender.connect(unread.getsockname())
-        # Less than the line's queue holds, or the sender would not wait but lose.
-        queued = int(min(max(line.rate_bytes_per_s * _QUEUED_S, _LEAST_QUEUED), _MOST_QUEUED))
-        sender.setsockopt(socket.SOL_SOCKET, _SO_SNDBUFFORCE, queued)
-        frame = line.mtu - _HEADER_BYTES
-        sender.setsockopt(socket.IPPROTO_UDP, _UDP_SEGMENT, frame)
-        sender.settimeout(_LONGEST_S)
-        together = int(line.rate_bytes_per_s * _TOGETHER_S / frame)
-        datagrams = bytes(frame * min(max(together, 1), _MOST_TOGETHER // frame))
-        is_over = threading.Event()
-
-        def send() -> None:
-            while not is_over.is_set():
-                sender.send(datagrams)
-
-        thread = threading.Thread(target=send, daemon=True, name="gradwire-lab-probe")
-        thread.start()
-        try:
-            yield
-        finally:
-            is_over.set()
-            thread.join()
+    if done.returncode != 0:
+        raise CommandError(f"lines could not be measured: {done.stderr.strip()}")
+    rates = zip(targets.items(), json.loads(done.stdout), strict=True)
+    return {rank: LineCheck(rank, t.rate_bytes_per_s, *found) for (rank, t), found in rates}

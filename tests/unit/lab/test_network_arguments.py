@@ -43,8 +43,9 @@ def test_rates_are_one_a_rank():
 
 
 def test_network_is_there_only_inside_its_block():
-    with pytest.raises(CommandError, match="inside `with"):
-        Network(2).run(["true"])
+    for call in (lambda n: n.run(["true"]), Network.verify, lambda n: n.limit(1e6)):
+        with pytest.raises(CommandError, match="inside `with"):
+            call(Network(2))
 
 
 def test_missing_says_what_to_install(monkeypatch):
@@ -80,7 +81,7 @@ def test_line_is_refused_beyond_tolerance_unless_the_machine_limits_it(check, sa
 
 def test_netem_holds_packets_and_room_for_those_on_their_way():
     line = object.__new__(Line)
-    line.mtu = 1500
+    line._mtu = 1500
     assert line._leaf(0.01, 1.5e8) == "netem delay 10000us limit 6000"
     assert line._leaf(0.01, 1e6) == "netem delay 10000us limit 1000"
     assert line._leaf(0.0, 1.5e8) == "bfifo limit 4194304"
