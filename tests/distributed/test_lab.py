@@ -143,14 +143,28 @@ def test_rates_change_while_workers_run_and_no_connection_is_lost(tmp_path):
             network.play(RateScript.parse("0s 1Gbit/s rank 2"))
 
 
-def test_line_is_cut_and_restored_and_the_connection_goes_on(tmp_path):
+def _can_have_latency():
+    if REASON is not None:
+        return False
+    with contextlib.closing(Namespace()) as namespace:
+        return PROGRAM.exists() or has_netem(namespace)
+
+
+needs_latency = pytest.mark.skipif(
+    not _can_have_latency(), reason="neither netem nor a delay line was built"
+)
+
+
+@pytest.mark.parametrize("latency_s", [0.0, pytest.param(0.001, marks=needs_latency)])
+def test_line_is_cut_and_restored_and_the_connection_goes_on(tmp_path, latency_s):
     stop = tmp_path / "stop"
     with (
-        Network(2, 1.25e6, verify=False) as network,
+        Network(2, 1.25e6, latency_s=latency_s, verify=False) as network,
         network.start(_python(STREAM, str(stop))) as workers,
     ):
         workers.wait_for("receiving", timeout_s=LIMIT_S)
         network.cut(0)
+        time.sleep(0.1)  # what was on its way arrives
         stalled = network.interface_bytes(0).received
         time.sleep(0.2)
         assert network.interface_bytes(0).received == stalled
@@ -161,14 +175,7 @@ def test_line_is_cut_and_restored_and_the_connection_goes_on(tmp_path):
     assert received == sent
 
 
-def _can_have_latency():
-    if REASON is not None:
-        return False
-    with contextlib.closing(Namespace()) as namespace:
-        return PROGRAM.exists() or has_netem(namespace)
-
-
-@pytest.mark.skipif(not _can_have_latency(), reason="neither netem nor a delay line was built")
+@needs_latency
 def test_latency_delays_each_way():
     code = """
         import os, socket, time
@@ -265,7 +272,9 @@ HARNESS = """
 import sys, time
 from gradwire.lab.netns import Network
 with Network(2, 2.5e6, latency_s=float(sys.argv[1]), verify=False) as network:
-    with network.start(["sleep", "600"]) as workers:
+    with network.start(["sh", "-c", "echo ready; exec sleep 600"]) as workers:
+        for rank in (0, 1):
+            workers.wait_for("ready", rank=rank)
         delay = network._delay_line
         print(*workers.process_ids, *([delay.process_id] if delay else []), flush=True)
         time.sleep(600)

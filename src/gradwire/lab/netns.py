@@ -230,7 +230,6 @@ class Network:
 
     def _build(self) -> None:
         self._hub = hub = Namespace()
-        self._lines = []
         for rank in range(self.world_size):
             self._lines.append(Line(hub, rank, self.mtu))
         hub.without_ipv6()
