@@ -104,7 +104,7 @@ class DistCollective:
         self._sent_bytes = self._received_bytes = self._exchanges = 0
 
     def take(self) -> Traffic:
-        """Return what was counted since the last call; times are those of the GPU, not known."""
+        """Return what was counted since the last call; how long it took is not known."""
         traffic = Traffic(self._sent_bytes, self._received_bytes, self._exchanges, ())
         self._sent_bytes = self._received_bytes = self._exchanges = 0
         return traffic

@@ -286,7 +286,7 @@ def _connect(parent: dist.ProcessGroup, timeout_s: float) -> _Backend:
 
 
 def fresh_store(parent: dist.ProcessGroup) -> Store:
-    """Return a place where the ranks of a group can meet anew; a collective of the group.
+    """Return a place where the ranks of a group can meet anew; all of them call it.
 
     `dist.new_group` would want every rank of the world to take part, and would
     keep the group until the end. Keys carry a fresh name, so that an earlier
