@@ -14,19 +14,22 @@ from typing import Any, NoReturn
 import torch
 from torch import Tensor
 
-from gradwire.comm.base import Mailbox, Steps, SummingMailbox
+from gradwire.comm.base import Collective, Mailbox, Steps, SummingMailbox
 from gradwire.comm.channel import Channel, Scratch
 from gradwire.comm.record import Recorder
+from gradwire.comm.torch_collective import DistCollective, DistGroup
 from gradwire.engine.bucket import Bucket, BucketRun, Deliver, union_s
 from gradwire.engine.checks import check_replicas, check_steps
 from gradwire.engine.feedback import ErrorFeedback, StateWarning
+from gradwire.engine.lane import Lane
 from gradwire.engine.layout import Layouts
 from gradwire.engine.stats import Stats, StepStats
 from gradwire.engine.worker import Worker
 from gradwire.errors import CollectiveError, SpecError, StateError
 from gradwire.key import Key
-from gradwire.plan import DENSE, Parameter, Plan
-from gradwire.spec import check_number, check_whole
+from gradwire.plan import DENSE, Assignment, Parameter, Plan
+from gradwire.reduce.base import Reducer, build
+from gradwire.spec import ReducerSpec, check_number, check_whole
 
 _CHANNELS_A_STEP = 1 << 20
 _TAGGED_STEPS = 1 << 7
@@ -55,6 +58,24 @@ class _Step:
     last_ready_s: float | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class Variant:
+    """What differs where buckets are not DDP's.
+
+    Attributes:
+        assignments: The reducer of each parameter.
+        build: Makes the reducer of a spec.
+        dense_passes: See `BucketRun`.
+        label: Begins the key of `state_dict`, where ranks of several groups
+            save to one place.
+    """
+
+    assignments: Mapping[str, Assignment]
+    build: Callable[[ReducerSpec], Reducer] = build
+    dense_passes: int = 2
+    label: str = ""
+
+
 class Synchronizer:
     """Averages gradients over ranks by a plan; made by `gradwire.attach`.
 
@@ -62,6 +83,9 @@ class Synchronizer:
         plan: Which reducer each parameter uses.
         parameters: All parameters, in the same order on every rank.
         mailbox: Connects the ranks; closed with the synchronizer.
+        device: Where gradients live.
+        group: Carries the gradients where the mailbox cannot; closed with the
+            synchronizer.
         hold_unused: Whether a gradient of zeros means an unused parameter.
         check_every: Verify conservation and replicas every so many steps; 0
             for never.
@@ -69,6 +93,7 @@ class Synchronizer:
             runs backward, when the next one begins.
         replicas: Returns the parameters' values, for the check.
         forwards: Returns how many forward passes there were, for `stats`.
+        variant: How reducers are chosen and made, where it is not the plan alone.
     """
 
     def __init__(  # noqa: PLR0913 - all but the first three by keyword
@@ -77,30 +102,38 @@ class Synchronizer:
         parameters: Sequence[Parameter],
         mailbox: Mailbox,
         *,
+        device: torch.device | None = None,
+        group: DistGroup | None = None,
         hold_unused: bool = False,
         check_every: int = 0,
         on_step: Callable[[StepStats], None] | None = None,
         replicas: Callable[[], Mapping[str, Tensor]] | None = None,
         forwards: Callable[[], int | None] | None = None,
+        variant: Variant | None = None,
     ) -> None:
         if check_every < 0:
             raise SpecError("check_every", check_every, "at least 0")
         self.plan = plan
         self._mailbox = mailbox
+        self._dist_group = group
+        self._lane = Lane(device or torch.device("cpu"))
         self._hold_unused = hold_unused
         self._check_every = check_every
         self._on_step = on_step
         self._replicas = replicas or dict
         self._forwards = forwards or (lambda: None)
-        assignments = plan.assign(parameters, mailbox.world_size)
+        variant = variant or Variant(plan.assign(parameters, mailbox.world_size))
+        assignments = variant.assignments
+        self._variant = variant
         is_dense = all(a.reducer == DENSE for a in assignments.values())
         # With more ranks a value's place in the bucket would decide its last bits.
         has_one_sum = mailbox.world_size <= _ORDERLESS_RANKS
-        self._is_plain = is_dense and has_one_sum and isinstance(mailbox, SummingMailbox)
+        is_summed = isinstance(mailbox, SummingMailbox) and group is None
+        self._is_plain = is_dense and has_one_sum and is_summed
         self._dense = {n: a.dense_reason for n, a in assignments.items() if a.dense_reason}
-        self._feedback = ErrorFeedback(parameters, assignments, torch.device("cpu"))
+        self._feedback = ErrorFeedback(parameters, assignments, self._lane.device)
         offsets = self._feedback.offsets
-        self._layouts = Layouts(parameters, assignments, offsets, mailbox.world_size)
+        self._layouts = Layouts(parameters, assignments, offsets, mailbox.world_size, variant.build)
         self._steps_done = self._sent_bytes = self._dense_bytes = 0
         self._channels = 0
         self._has_agreed = False
@@ -112,7 +145,7 @@ class Synchronizer:
         self._failure: str | None = None
         self._lock = threading.Lock()
         self._worker = Worker("gradwire-engine")
-        self._closer = weakref.finalize(self, _close, self._worker, mailbox)
+        self._closer = weakref.finalize(self, _close, self._worker, mailbox, group)
 
     @property
     def rank(self) -> int:
@@ -165,7 +198,7 @@ class Synchronizer:
         step = self._begin_step()
         self._check_usable()  # the callback may have closed it
         run = self._run(bucket, buffer)
-        tasks = run.tasks(self._channel)
+        tasks = run.tasks(self._group)
         if self._is_checked(step.number) and not step.runs:
             group = self._channel(self._mailbox)
             tasks.append(check_replicas(self._replicas(), step.number, group))
@@ -177,9 +210,7 @@ class Synchronizer:
             step.runs.append(run)
             step.unfinished += 1
             if is_last:
-                step.last_ready_s = time.perf_counter()
-                self._current = None
-                self._steps_done += 1
+                self._mark_last(step)
         left = max(1, len(tasks))
 
         def finish(error: BaseException | None) -> None:  # on the worker's thread only
@@ -192,6 +223,32 @@ class Synchronizer:
 
         for task in tasks or [_nothing()]:
             self._worker.submit(task, finish)
+
+    @property
+    def begins_step(self) -> bool:
+        """Whether the next bucket will be the first of its backward pass."""
+        return self._current is None
+
+    def reduce_next(self, buffer: Tensor, names: tuple[str, ...], deliver: Deliver) -> None:
+        """Start averaging a bucket that nobody numbered; `end_backward` ends the step."""
+        index = 0 if self._current is None else len(self._current.runs)
+        self.reduce(index, buffer, names, deliver, is_last=False)
+
+    def end_backward(self) -> None:
+        """Say that the last bucket had no successor, where that was not known before."""
+        step = self._current
+        if step is None:
+            return
+        with self._lock:
+            self._mark_last(step)
+            is_over = step.unfinished == 0
+        if is_over:
+            self._end_step(step)
+
+    def _mark_last(self, step: _Step) -> None:
+        step.last_ready_s = time.perf_counter()
+        self._current = None
+        self._steps_done += 1
 
     def _begin_step(self) -> _Step:
         if self._current is None:
@@ -226,15 +283,23 @@ class Synchronizer:
             layout=layout,
             key=Key(self.plan.seed, bucket.step, self.rank),
             state=self._feedback.state,
-            recorder=Recorder(self._mailbox),
+            recorder=self._recorder(),
+            lane=self._lane.fork(buffer),
             hold_unused=self._hold_unused,
             is_plain=self._is_plain and not buffer.is_sparse,
             is_measured=bucket.step % _MEASURED_EVERY == 1,
             is_checked=self._is_checked(bucket.step),
+            dense_passes=self._variant.dense_passes,
         )
 
     def _is_checked(self, step: int) -> bool:
         return self._check_every > 0 and step % self._check_every == 0
+
+    def _recorder(self) -> Recorder | DistCollective:
+        return self._dist_group.collective() if self._dist_group else Recorder(self._mailbox)
+
+    def _group(self, recorder: Recorder | DistCollective) -> Collective:
+        return recorder if isinstance(recorder, DistCollective) else self._channel(recorder)
 
     def _channel(self, mailbox: Mailbox) -> Channel:
         # The step is part of the tag: ranks that count differently never pair up.
@@ -245,7 +310,8 @@ class Synchronizer:
     def _finish(self, step: _Step, run: BucketRun) -> None:
         try:
             self._check_usable()
-            mean = run.finish()
+            with run.lane():
+                mean = run.finish()
             with self._lock:
                 step.unfinished -= 1
                 is_over = step.last_ready_s is not None and step.unfinished == 0
@@ -254,7 +320,8 @@ class Synchronizer:
         except Exception as error:  # noqa: BLE001 - reaches the caller through the bucket
             self._fail(run.bucket, error)
         else:
-            run.bucket.settle(mean, None)
+            with run.lane():  # whoever waits, waits for what this lane has queued
+                run.bucket.settle(mean, None)
 
     def _end_step(self, step: _Step) -> None:
         assert step.last_ready_s is not None
@@ -327,7 +394,7 @@ class Synchronizer:
             "plan": self.plan.to_json(),
             **self._feedback.tensors(),
         }
-        return {f"rank{self.rank}": mine}
+        return {f"{self._variant.label}rank{self.rank}": mine}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue where `state_dict` was taken.
@@ -360,8 +427,9 @@ class Synchronizer:
     def _own_or_any(self, state: Mapping[str, Any]) -> Mapping[str, Any]:
         if not isinstance(state, Mapping):
             raise StateError(f"{type(state).__name__} is no state; pass what state_dict returned")
-        ranks = sorted(k for k in state if isinstance(k, str) and k.startswith("rank"))
-        key = f"rank{self.rank}"
+        prefix = f"{self._variant.label}rank"
+        ranks = sorted(k for k in state if isinstance(k, str) and k.startswith(prefix))
+        key = f"{prefix}{self.rank}"
         if not ranks:
             raise StateError(
                 f"no state of gradwire among the keys {sorted(map(str, state))[:5]}", missing=[key]
@@ -393,9 +461,11 @@ class Synchronizer:
         )
 
 
-def _close(worker: Worker, mailbox: Mailbox) -> None:
+def _close(worker: Worker, mailbox: Mailbox, group: DistGroup | None) -> None:
     mailbox.close()  # first: what the worker waits for then has an outcome
     worker.close()
+    if group is not None:
+        group.close()
 
 
 def _nothing() -> Steps[None]:

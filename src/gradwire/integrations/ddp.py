@@ -1,4 +1,4 @@
-"""DistributedDataParallel: `attach`, and the communication hook behind it."""
+"""DistributedDataParallel: finding it in a model, and the communication hook."""
 
 # No `from __future__ import annotations` here: DDP reads the hook's annotations.
 
@@ -14,10 +14,11 @@ from torch.nn.parallel import DistributedDataParallel as DDP  # noqa: N817 - as 
 
 from gradwire.comm.base import Mailbox
 from gradwire.comm.shaped import Link, ShapedMailbox
+from gradwire.comm.torch_collective import DistGroup
 from gradwire.comm.torch_dist import TorchMailbox
 from gradwire.engine.stats import StepStats
 from gradwire.engine.synchronizer import Synchronizer
-from gradwire.integrations.agreement import Options, agree, stranger, trained
+from gradwire.integrations.agreement import Options, agree, device_of, stranger, trained
 from gradwire.plan import Plan
 from gradwire.spec import ReducerSpec
 
@@ -25,7 +26,7 @@ _WRAPPED_IN = ("_orig_mod", "module", "_forward_module", "model", "strategy")
 _LOOKED_AT_EVERY = 100
 
 
-def attach(
+def attach_ddp(
     model: object,
     plan: Plan | ReducerSpec | str | Path | None = None,
     *,
@@ -33,48 +34,7 @@ def attach(
     check_every: int = 0,
     on_step: Callable[[StepStats], None] | None = None,
 ) -> Synchronizer:
-    """Compress the gradients of a DistributedDataParallel model from now on.
-
-    Call it on every rank, once, after wrapping the model. The training loop
-    stays as it is. Parameters that DDP ignores or averages by itself
-    (`delay_all_reduce_named_params`) are left to it.
-
-    Args:
-        model: A DDP model, or an object with exactly one inside (compiled, or
-            wrapped by Lightning, Accelerate or the like).
-        plan: A plan, the path of a plan file, a reducer spec or its short name
-            (`none bf16 fp16 fp8 int8 ... int1 sign topk threshold random_k
-            low_rank`). None is the default: 6 bits with error feedback for
-            matrices of 1,024 values or more, float32 for the rest.
-        link: Make transfers last as long as on such a link, to try one out.
-        check_every: Every so many steps verify that nothing is lost and that
-            all ranks hold the same parameters; 0 for never.
-        on_step: Called with each step's `StepStats` when the next one begins.
-
-    Returns:
-        The handle: `stats()`, `state_dict()`, `load_state_dict(d)`,
-        `rescale(f)`, `close()`.
-
-    Raises:
-        TypeError: No DDP model in `model`, or several.
-        SpecError: The plan or an option asks for what cannot exist, or the
-            model uses what cannot be combined with a hook; says which.
-        RankMismatchError: Ranks differ in plan, parameters, sizes, link or
-            `check_every`; raised on every rank.
-
-    Example:
-        >>> import tempfile
-        >>> import torch.distributed as dist
-        >>> store = dist.FileStore(tempfile.mktemp(), 1)
-        >>> dist.init_process_group("gloo", store=store, rank=0, world_size=1)
-        >>> ddp = DDP(nn.Linear(64, 32))
-        >>> sync = attach(ddp, "int8")
-        >>> ddp(torch.ones(2, 64)).sum().backward()
-        >>> sync.stats().steps_done
-        1
-        >>> sync.close()
-        >>> dist.destroy_process_group()
-    """
+    """Compress the gradients of a DistributedDataParallel model; see `attach`."""
     ddp = find_ddp(model)
     if ddp.static_graph:
         warnings.warn(
@@ -84,8 +44,11 @@ def attach(
             stacklevel=2,
         )
     mailbox: Mailbox = TorchMailbox(ddp.process_group)
+    group: DistGroup | None = None
     try:
         chosen, parameters = agree(ddp, plan, Options(link, check_every, on_step), mailbox)
+        device = device_of(ddp)
+        group = _group(ddp, device)
         if link is not None:
             mailbox = ShapedMailbox(mailbox, link)
         reference = weakref.ref(ddp)
@@ -94,18 +57,27 @@ def attach(
             chosen,
             parameters,
             mailbox,
+            device=device,
+            group=group,
             hold_unused=ddp.find_unused_parameters,
             check_every=check_every,
             on_step=on_step,
             replicas=lambda: _replicas(reference),
             forwards=lambda: watch.forwards,
         )
-        ddp.register_comm_hook(_Hook(sync, watch.names), _hook)
+        ddp.register_comm_hook(_Hook(sync, watch.names, device), _hook)
         ddp.register_forward_pre_hook(watch)
     except BaseException:
         mailbox.close()
+        if group is not None:
+            group.close()
         raise
     return sync
+
+
+def _group(ddp: DDP, device: torch.device) -> DistGroup | None:
+    """Return what carries gradients that are not on the CPU."""
+    return None if device.type == "cpu" else DistGroup(ddp.process_group, device)
 
 
 def find_ddp(model: object) -> DDP:
@@ -130,9 +102,6 @@ def find_ddp(model: object) -> DDP:
         return next(iter(found.values()))
     kind = type(model).__name__
     if not found:
-        sharded = [c.__name__ for c in type(model).__mro__ if "FSDP" in c.__name__]
-        if sharded:
-            raise TypeError(f"{kind} is sharded ({sharded[0]}); attach takes DDP models only")
         raise TypeError(
             f"no DistributedDataParallel model in {kind}; wrap the model before attaching"
         )
@@ -183,8 +152,9 @@ class _Hook:
     It must not hold the DDP model, which would then never be freed.
     """
 
-    def __init__(self, sync: Synchronizer, names: dict[int, str]) -> None:
+    def __init__(self, sync: Synchronizer, names: dict[int, str], device: torch.device) -> None:
         self.sync = sync
+        self.devices: list[int | str | torch.device] = [] if device.type == "cpu" else [device]
         self._names = names
 
     def __reduce__(self) -> tuple[type[None], tuple[()]]:
@@ -199,7 +169,7 @@ class _Hook:
 def _hook(state: _Hook, bucket: GradBucket) -> torch.futures.Future[Tensor]:
     """Start averaging a bucket; DDP calls this once per bucket, in order."""
     arrived: torch.futures.Future[tuple[Tensor | None, BaseException | None]] = (
-        torch.futures.Future()
+        torch.futures.Future(devices=state.devices)
     )
     result = arrived.then(_unwrap)
     state.sync.reduce(
