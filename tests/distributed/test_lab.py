@@ -1,26 +1,22 @@
-"""The lab's lines are what was asked for, and nothing of them is left behind."""
+"""The lab's lines are what was asked for: rates, latency, counters, scripts and cuts."""
 
 import contextlib
 import math
-import os
-import signal
-import subprocess
-import sys
-import textwrap
 import time
 from pathlib import Path
 
 import pytest
+from processes import LIMIT_S, python_command, wait_until
 
 from gradwire.errors import CommandError, SpecError
 from gradwire.lab.latency import PROGRAM, has_netem
+from gradwire.lab.line import Line
 from gradwire.lab.namespace import Namespace
 from gradwire.lab.netns import Network, missing
 from gradwire.lab.script import RateScript
 
 REASON = missing()
 pytestmark = pytest.mark.skipif(REASON is not None, reason=REASON or "")
-LIMIT_S = 60.0
 
 STREAM = """
 import os, socket, sys, time
@@ -54,24 +50,6 @@ def _beside_others(monkeypatch):
     monkeypatch.setenv("GRADWIRE_LAB_NICE", "0")
 
 
-def _python(code: str, *arguments: str) -> list[str]:
-    return [sys.executable, "-c", textwrap.dedent(code), *arguments]
-
-
-def _until(holds):
-    end = time.monotonic() + LIMIT_S
-    while not holds():
-        assert time.monotonic() < end
-        time.sleep(0.02)
-
-
-def _state(process_id):
-    try:
-        return Path(f"/proc/{process_id}/stat").read_text().rsplit(")", 1)[1].split()[0]
-    except (FileNotFoundError, ProcessLookupError):
-        return "gone"
-
-
 def _limits(namespace, device):
     return namespace.command(f"tc class show dev {device}")
 
@@ -84,7 +62,7 @@ def test_ranks_have_torchruns_environment_and_their_own_line():
         print([os.environ[n] for n in names], interface_bytes().sent < 5000)
     """
     with Network(2) as network:
-        outputs = network.run(_python(code), environment={"MINE": "1"})
+        outputs = network.run(python_command(code), environment={"MINE": "1"})
     same = "'0', '2', 'eth0', '1'] True\n"
     assert outputs == [f"['10.77.0.1', '{rank}', {same}" for rank in (0, 1)]
 
@@ -116,20 +94,22 @@ def test_rates_are_verified_before_a_run_and_wrong_ones_refused():
 def test_bytes_of_a_rank_are_read_from_outside():
     with Network(2, 2.5e6) as network:
         before = [network.interface_bytes(rank) for rank in (0, 1)]
-        network.run(_python(STREAM, "/"), timeout_s=LIMIT_S)  # the file is there: ends at once
+        network.run(
+            python_command(STREAM, "/"), timeout_s=LIMIT_S
+        )  # the file is there: ends at once
 
         def carried(rank):
             return network.interface_bytes(rank) - before[rank]
 
-        _until(lambda: 0 < carried(1).sent == carried(0).received)
-        _until(lambda: 0 < carried(0).sent == carried(1).received)
+        wait_until(lambda: 0 < carried(1).sent == carried(0).received)
+        wait_until(lambda: 0 < carried(0).sent == carried(1).received)
 
 
 def test_rates_change_while_workers_run_and_no_connection_is_lost(tmp_path):
     stop = tmp_path / "stop"
     script = RateScript.parse("0s 40Mbit/s; 50ms 8Mbit/s rank 1; 100ms unlimited; 150ms 16Mbit/s")
     with Network(2, 1.25e6, verify=False) as network:
-        with network.start(_python(STREAM, str(stop))) as workers:
+        with network.start(python_command(STREAM, str(stop))) as workers:
             workers.wait_for("receiving", timeout_s=LIMIT_S)
             with network.play(script) as playback:
                 playback.finish()
@@ -160,7 +140,7 @@ def test_line_is_cut_and_restored_and_the_connection_goes_on(tmp_path, latency_s
     stop = tmp_path / "stop"
     with (
         Network(2, 1.25e6, latency_s=latency_s, verify=False) as network,
-        network.start(_python(STREAM, str(stop))) as workers,
+        network.start(python_command(STREAM, str(stop))) as workers,
     ):
         workers.wait_for("receiving", timeout_s=LIMIT_S)
         network.cut(0)
@@ -169,7 +149,7 @@ def test_line_is_cut_and_restored_and_the_connection_goes_on(tmp_path, latency_s
         time.sleep(0.2)
         assert network.interface_bytes(0).received == stalled
         network.restore(0)
-        _until(lambda: network.interface_bytes(0).received > stalled)
+        wait_until(lambda: network.interface_bytes(0).received > stalled)
         stop.touch()
         received, sent = (text.split()[-1] for text in workers.wait(LIMIT_S))
     assert received == sent
@@ -198,8 +178,23 @@ def test_latency_delays_each_way():
     """
     with Network(2, 2.5e6, latency_s=0.05, verify=False) as network:
         assert network.latency_by in {"netem", "delay line"}
-        round_trip_s = float(network.run(_python(code))[1])
+        round_trip_s = float(network.run(python_command(code))[1])
     assert round_trip_s >= 0.1
+
+
+def test_queue_of_netem_stays_in_place_when_rates_change(monkeypatch):
+    monkeypatch.setattr("gradwire.lab.netns.has_netem", lambda _: True)
+    # Most kernels of test machines lack netem; any queue with these options' places will do.
+    monkeypatch.setattr(Line, "_leaf", lambda _, held_s, __: f"pfifo limit {7 if held_s else 8}")
+    with Network(1, latency_s=0.01) as network:
+        assert network.latency_by == "netem"
+        line = network._lines[0]
+        for rate in (math.inf, 1.25e6, 2.5e6, math.inf, 1.25e6):
+            network.limit(rate)
+            inside = line.inside.command("tc qdisc show dev eth0")
+            outside = network._hub.command(f"tc qdisc show dev {line.port}")
+            assert "limit 7p" in inside
+            assert ("limit 8p" in outside) == ("htb" in inside) == math.isfinite(rate)
 
 
 def test_latency_that_cannot_be_had_is_refused_with_what_serves_instead(monkeypatch):
@@ -210,100 +205,3 @@ def test_latency_that_cannot_be_had_is_refused_with_what_serves_instead(monkeypa
         Network(2, latency_s=0.1),
     ):
         pass
-
-
-def test_failure_of_a_rank_is_told_with_its_last_lines():
-    code = "import os, sys; os.environ['RANK'] == '1' and sys.exit('it broke')"
-    with Network(2) as network:
-        with pytest.raises(CommandError, match=r"exit codes \[.*, 1\](.|\n)*rank 1\nit broke"):
-            network.run(_python(code))
-        with pytest.raises(CommandError, match=r"not done after 0.1 s of waiting for their end"):
-            network.run(["sleep", "60"], timeout_s=0.1)
-        with pytest.raises(CommandError, match="cannot start no-such-program"):
-            network.run(["no-such-program"])
-        with (
-            network.start(["true"]) as workers,
-            pytest.raises(CommandError, match="all ranks ended before rank 0 wrote 'ready'"),
-        ):
-            workers.wait_for("ready")
-
-
-def test_rank_is_killed_with_what_it_started():
-    with Network(2) as network, network.start(["sh", "-c", "sleep 60 & echo $!; wait"]) as workers:
-        for rank in (0, 1):
-            workers.wait_for("\n", rank=rank, timeout_s=LIMIT_S)
-        child = int(workers.output(1))
-        workers.kill(1)
-        assert workers.exit_codes() == [None, -signal.SIGKILL]
-        _until(lambda: _state(child) in "Zgone")
-        assert _state(int(workers.output(0))) not in "Zgone"
-
-
-def test_rank_is_paused_resumed_and_slowed():
-    with Network(1) as network, network.start(_python("while True: pass")) as workers:
-        (process,) = workers.process_ids
-        workers.pause(0)
-        _until(lambda: _state(process) == "T")
-        workers.resume(0)
-        _until(lambda: _state(process) == "R")
-        workers.slow(0, 4.0)
-        for state in "TRTR":
-            _until(lambda state=state: _state(process) == state)
-        with pytest.raises(ValueError, match="normal_speed"):
-            workers.slow(0, 2.0)
-        workers.normal_speed(0)
-        _until(lambda: _state(process) == "R")
-        with pytest.raises(ValueError, match="above 1"):
-            workers.slow(0, 1.0)
-
-
-def test_workers_have_a_session_and_its_priority(monkeypatch):
-    monkeypatch.delenv("GRADWIRE_LAB_NICE")
-    with Network(1) as network, network.start(["sleep", "60"]) as workers:
-        (process,) = workers.process_ids
-        assert os.getsid(process) == process
-        _until(lambda: "sleep" in Path(f"/proc/{process}/cmdline").read_text().split("\0")[:1])
-        assert os.getpriority(os.PRIO_PROCESS, process) == -20
-        group = Path(f"/proc/{process}/autogroup")
-        assert not group.exists() or group.read_text().strip().endswith("nice -20")
-
-
-HARNESS = """
-import sys, time
-from gradwire.lab.netns import Network
-with Network(2, 2.5e6, latency_s=float(sys.argv[1]), verify=False) as network:
-    with network.start(["sh", "-c", "echo ready; exec sleep 600"]) as workers:
-        for rank in (0, 1):
-            workers.wait_for("ready", rank=rank)
-        delay = network._delay_line
-        print(*workers.process_ids, *([delay.process_id] if delay else []), flush=True)
-        time.sleep(600)
-"""
-
-
-def _namespaces_in_use():
-    found = set()
-    for path in Path("/proc").glob("[0-9]*/ns/net"):
-        with contextlib.suppress(OSError):
-            found.add(path.stat().st_ino)
-    return found
-
-
-@pytest.mark.parametrize("sent", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
-def test_nothing_is_left_when_the_harness_is_ended(sent):
-    links = subprocess.run(["ip", "-o", "link"], capture_output=True, check=True).stdout  # noqa: S607
-    latency = "0.01" if PROGRAM.exists() else "0"
-    harness = subprocess.Popen(
-        _python(HARNESS, latency), stdout=subprocess.PIPE, stderr=subprocess.PIPE
-    )
-    with harness:
-        processes = [int(text) for text in harness.stdout.readline().split()]
-        assert len(processes) == 2 + PROGRAM.exists()
-        inside = {Path(f"/proc/{p}/ns/net").stat().st_ino for p in processes[:2]}
-        assert len(inside) == 2
-        assert inside <= _namespaces_in_use()
-        harness.send_signal(sent)
-        harness.wait(LIMIT_S)
-    _until(lambda: all(_state(p) in "Zgone" for p in processes))
-    _until(lambda: not inside & _namespaces_in_use())
-    assert subprocess.run(["ip", "-o", "link"], capture_output=True, check=True).stdout == links  # noqa: S607
