@@ -207,34 +207,7 @@ def ring_cost(num_bytes: int, world_size: int, link: LinkSpeed) -> Cost:
     return Cost((Stage(0.0, link_s, line.fixed_s, sent_bytes), Stage(0.0)))
 
 
-def break_even(cheap: Cost, small: Cost) -> float | None:
-    """Return the link speed below which the smaller one takes less time, alone.
-
-    Closed form: both take `codec + bytes / bandwidth`, so they meet where the
-    bytes saved, over the bandwidth, are the codec time spent for it.
-
-    Returns:
-        Bytes per second; infinity where it costs no more codec time, None
-        where it does not send fewer bytes.
-
-    Example:
-        >>> break_even(Cost((Stage(0.0, 0, 0, 1000),)), Cost((Stage(0.5, 0, 0, 500),)))
-        1000.0
-    """
-    saved_bytes = cheap.sent_bytes - small.sent_bytes
-    if saved_bytes <= 0:
-        return None
-    spent_s = small.codec_s - cheap.codec_s + _waits_s(small) - _waits_s(cheap)
-    return saved_bytes / spent_s if spent_s > 0 else float("inf")
-
-
-def _waits_s(cost: Cost) -> float:
-    return sum(stage.latency_s for stage in cost.stages)
-
-
-def _interleave(
-    passes: Sequence[float], transfers: Sequence[Transfer], link: LinkSpeed
-) -> Cost:
+def _interleave(passes: Sequence[float], transfers: Sequence[Transfer], link: LinkSpeed) -> Cost:
     assert len(passes) == len(transfers) + 1, "work before, between and after the transfers"
     stages = [
         Stage(
@@ -255,10 +228,10 @@ def _passes(
     shard_bytes = num_bytes / world_size
     match reducer:
         case AllReduce():
+            if reducer.format == "float32":
+                return (0.0, _sum_line(hardware).time_s(num_bytes), 0.0)
             line = _Lines(hardware, Float(reducer.format))
             summed_s = line.decode.time_s(num_bytes)
-            if reducer.format == "float32":
-                return (0.0, summed_s, 0.0)
             rounded_s = line.encode.time_s(shard_bytes)
             return (line.encode.time_s(num_bytes), summed_s + rounded_s, summed_s)
         case TwoPhase():
@@ -288,6 +261,13 @@ class _Lines:
         name = codec_name(codec)
         self.encode = _line(hardware, f"encode {name}")
         self.decode = _line(hardware, f"decode {name}")
+
+
+def _sum_line(hardware: Hardware) -> Line:
+    """Return the time of adding float32: as measured, or that of copying as much."""
+    device = hardware.device
+    copied = Line(device.launch_s, 2 / device.copy_bytes_per_s)
+    return hardware.kernels.get("decode none", copied)
 
 
 def _line(hardware: Hardware, name: str) -> Line:
