@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from gradwire.plan import Parameter
-from gradwire.spec import LowRank, ReducerSpec, Sparse, codec_name
+from gradwire.spec import ReducerSpec, Sparse, spec_name
 
 NORMAL_ERRORS: Mapping[str, float] = {
     "none": 0.0,
@@ -37,22 +37,6 @@ Errors = Mapping[str, Mapping[str, float]]
 """Relative errors by parameter name and short name of a codec, as measured."""
 
 
-def error_name(reducer: ReducerSpec) -> str:
-    """Return the name under which a reducer's relative error is known.
-
-    Example:
-        >>> from gradwire.spec import parse_reducer
-        >>> error_name(parse_reducer("int4")), error_name(parse_reducer("low_rank:2"))
-        ('int4', 'low_rank:2')
-    """
-    if isinstance(reducer, LowRank):
-        return f"low_rank:{reducer.matrix_rank}"
-    codec = getattr(reducer, "codec", None)
-    if codec is not None:
-        return codec_name(codec)
-    return "bf16" if getattr(reducer, "format", "") == "bfloat16" else "none"
-
-
 def relative_error(reducer: ReducerSpec, parameters: Sequence[Parameter], errors: Errors) -> float:
     """Return the relative error of a reducer on these parameters.
 
@@ -67,7 +51,7 @@ def relative_error(reducer: ReducerSpec, parameters: Sequence[Parameter], errors
         >>> relative_error(parse_reducer("int4"), [weight], {"w": {"int4": 0.2}})
         0.2
     """
-    name = error_name(reducer)
+    name = spec_name(reducer)
     codec = getattr(reducer, "codec", None)
     unsent = (1 - codec.density) ** 0.5 if isinstance(codec, Sparse) else 1.0
     expected = NORMAL_ERRORS.get(name, unsent)
