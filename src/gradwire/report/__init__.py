@@ -9,10 +9,14 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from gradwire.report.bench.html import bench_html
     from gradwire.report.bench.text import bench_text
+    from gradwire.report.timeline_page import timeline_html
 
 _LOADED_ON_USE = {
+    "bench_html": "gradwire.report.bench.html",
     "bench_text": "gradwire.report.bench.text",
+    "timeline_html": "gradwire.report.timeline_page",
 }
 
 
@@ -22,4 +26,4 @@ def __getattr__(name: str) -> object:
     return getattr(import_module(_LOADED_ON_USE[name]), name)
 
 
-__all__ = ["bench_text"]
+__all__ = ["bench_html", "bench_text", "timeline_html"]

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
-
+from gradwire.plan import Plan
 from gradwire.report.model import Environment, Family, Validation
 from gradwire.report.results import BenchResult, Cell, ModeResult, Round, StepTimes
 from gradwire.timeline import Span, Timeline
 
-PLAN = json.dumps({"format": 1})
+PLAN = Plan.of("int4").to_json()
 
 
 def steps(exposed_s: float, *, count: int = 5, wobble: float = 0.02) -> tuple[StepTimes, ...]:

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from gradwire.report.bench.summary import CellSummary, Numbers
-from gradwire.report.bench.words import cell_title
+from gradwire.report.bench.words import NONE, cell_title, milliseconds
 from gradwire.report.summary import Spread
 
 
@@ -40,6 +40,17 @@ class Change(NamedTuple):
         if not self.is_clear:
             return "within the noise"
         return "slower" if self.step > 0 else "faster"
+
+
+def change_texts(change: Change) -> tuple[str, ...]:
+    """Write a change: before and after in ms, step in %, bytes in %, loss."""
+    return (
+        milliseconds(change.before_s),
+        milliseconds(change.after_s),
+        f"{100 * change.step:+.1f} ± {100 * change.noise:.1f}",
+        NONE if change.sent is None else f"{100 * change.sent:+.1f}",
+        NONE if change.loss is None else f"{change.loss:+.3f}",
+    )
 
 
 class Changes(NamedTuple):

@@ -8,19 +8,16 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from gradwire.report.bench.changes import Changes, compare_results
+from gradwire.report.bench.changes import Changes, change_texts, compare_results
 from gradwire.report.bench.matrix import Entry, Matrix, speedup_matrix
 from gradwire.report.bench.summary import CellSummary, summarise_bench
-from gradwire.report.bench.verdicts import verdict
+from gradwire.report.bench.verdicts import prediction, verdict
 from gradwire.report.bench.words import (
-    NONE,
     Marked,
     bench_notes,
     bench_setting,
     bench_table,
     cell_setting,
-    milliseconds,
-    percent,
     reasons,
     times,
 )
@@ -50,6 +47,8 @@ def bench_text(
     for summary in summaries:
         parts += [*_cell(summary), Text()]
     parts += [Text("Times plain DDP's speed", "bold"), _matrix(speedup_matrix(summaries))]
+    if line := prediction(summaries):
+        parts.append(Text(line))
     parts += [Text(f"- {note}", "dim") for note in bench_notes()]
     return Group(*parts, Text(bench_setting(result), "dim"))
 
@@ -94,11 +93,7 @@ def _changes(changes: Changes) -> list[RenderableType]:
     for change in changes.changes:
         table.add_row(
             f"{change.cell}: {change.mode}",
-            milliseconds(change.before_s),
-            milliseconds(change.after_s),
-            f"{100 * change.step:+.1f} ± {100 * change.noise:.1f}",
-            percent(change.sent),
-            NONE if change.loss is None else f"{change.loss:+.3f}",
+            *change_texts(change),
             change.verdict,
         )
     return [table, *_lines(changes.unmatched)]

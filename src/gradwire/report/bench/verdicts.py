@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from statistics import median
+
 from gradwire.report.bench.summary import CellSummary, ModeSummary, Numbers, Speedup, speedup
 from gradwire.report.bench.words import times
-from gradwire.report.summary import TOLERANCE
+from gradwire.report.summary import TOLERANCE, format_milliseconds
 
 _Ranked = tuple[ModeSummary, Numbers]
 
@@ -25,9 +28,25 @@ def verdict(summary: CellSummary) -> str:
     return " ".join(part for part in parts if part)
 
 
+def prediction(summaries: Sequence[CellSummary]) -> str:
+    """Say how far predicted step times lie from measured ones; empty without predictions."""
+    errors = [
+        abs(m.numbers.prediction_error)
+        for summary in summaries
+        for m in summary.modes
+        if m.numbers is not None and m.numbers.prediction_error is not None
+    ]
+    if not errors:
+        return ""
+    return (
+        f"Predicted step times are off by {100 * median(errors):.1f} % in the median and "
+        f"{100 * max(errors):.1f} % at most, over {len(errors)} of them."
+    )
+
+
 def _fastest(summary: CellSummary, first: _Ranked) -> str:
     mode, numbers = first
-    line = f"Fastest: {mode.mode.label}, {1e3 * numbers.step_s.median:.1f} ms a step"
+    line = f"Fastest: {mode.mode.label}, {format_milliseconds(numbers.step_s.median)} ms a step"
     against = [
         f"{times(ratio)} times the speed of {name}"
         for other, ratio, name in (
