@@ -38,7 +38,7 @@ class Parity:
     mismatch: str | None = None
 
 
-def check_kernels(device: torch.device) -> list[Parity]:
+def check_kernels(device: torch.device, names: Sequence[str] = SPECS) -> list[Parity]:
     """Run every codec over sizes and values, and compare each kernel it calls.
 
     The reference gets copies of a call's arguments, on the CPU; what both wrote
@@ -47,25 +47,29 @@ def check_kernels(device: torch.device) -> list[Parity]:
 
     Args:
         device: Whose kernels to check.
+        names: Short names of what to run.
 
     Returns:
         One entry an op, also for those that no codec called.
 
     Example:
-        >>> found = check_kernels(torch.device("cpu"))
-        >>> {parity.mismatch for parity in found}
-        {None}
+        >>> found = check_kernels(torch.device("cpu"), ["sign"])
+        >>> [(p.op, p.mismatch) for p in found if p.op.startswith("sign") and p.comparisons]
+        [('sign_encode', None), ('sign_decode', None)]
     """
     with _Comparing() as comparing:
-        for spec in dict.fromkeys(
-            codec_of(r) for r in map(parse_reducer, SPECS) if not isinstance(r, LowRank)
-        ):
+        for spec in _codecs(names):
             for x in _inputs(device):
                 _exercise(spec, x)
         for block_size in _HADAMARD_BLOCKS:
             x = _normal(2 * max(_HADAMARD_BLOCKS)).to(device)
             ops.hadamard(x, block_size, torch.empty_like(x))
     return [comparing.found[name] for name in ops.names()]
+
+
+def _codecs(names: Sequence[str]) -> list[CodecSpec]:
+    specs = [parse_reducer(name) for name in names]
+    return list(dict.fromkeys(codec_of(s) for s in specs if not isinstance(s, LowRank)))
 
 
 @dataclass
@@ -79,7 +83,7 @@ class _Comparing(TorchDispatchMode):
     def __post_init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
 
-    def __torch_dispatch__(  # noqa: PLW3201 - torch's own name
+    def __torch_dispatch__(
         self,
         func: Any,  # noqa: ANN401 - an op, as torch hands it over
         types: Sequence[type],

@@ -46,7 +46,9 @@ def bench_json(
     }
     if other is not None:
         found = compare_results(result, other)
-        data["changes"] = {name: [_finite(_change(c)) for c in rows] for name, rows in found.cells.items()}
+        data["changes"] = {
+            name: [_finite(_change(c)) for c in rows] for name, rows in found.cells.items()
+        }
         data["remarks"] = list(found.remarks)
     return json.dumps(data, indent=1, allow_nan=False)
 
