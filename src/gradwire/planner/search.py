@@ -19,6 +19,9 @@ ADVANTAGE = 0.05
 EVEN = 0.01
 """Differences up to this share of a step count as none among plans that are lossy alike."""
 
+SLACK = 1.2
+"""How much slower than measured a link may turn out without a loss from more exactness."""
+
 _ENCODABLE = ("float32", "bfloat16", "float16", "complex64")
 _MAX_EVALUATIONS = 2048
 
@@ -74,7 +77,7 @@ def weigh(
         return Option(name, None, reason="no parameter that a plan compresses")
     error = relative_error(reducer, taken, errors)
     if error > limit:
-        return Option(name, None, error, f"relative error {error:.2g}, allowed {limit:.2g}")
+        return Option(name, None, error, f"loses more than the {limit:g} allowed")
     try:
         costs = [setting.cost(reducer, taken)]
     except SpecError as problem:
@@ -82,8 +85,7 @@ def weigh(
     costs += [setting.cost(DENSE, rest)] if rest else []
     option = Option(name, tuple(costs), error)
     if setting.world_size > 1 and option.sent_bytes >= dense.sent_bytes:
-        reason = f"would send {option.sent_bytes} bytes, dense {dense.sent_bytes}"
-        return Option(name, None, error, reason)
+        return Option(name, None, error, "would not send fewer bytes")
     return option
 
 
@@ -105,6 +107,7 @@ class Search:
         limit: float,
     ) -> None:
         self.setting = setting
+        self._given = (candidates, errors, limit)
         self.buckets = setting.buckets()
         self.table = [
             [weigh(b, name, r, setting, errors, limit) for name, r in candidates.items()]
@@ -146,8 +149,14 @@ class Search:
                     best, best_s = changed, step_s
         return best
 
-    def most_exact(self, chosen: list[int], limit_s: float) -> list[int]:
-        """Make buckets more exact, from the first on, as far as the time allows."""
+    def cautious(self) -> Search:
+        """Return the same search on a link that is slower by `SLACK`."""
+        rate = self.setting.link.bandwidth_bytes_per_s
+        return Search(self.setting.at(rate / SLACK), *self._given)
+
+    def most_exact(self, chosen: list[int]) -> list[int]:
+        """Make buckets more exact, from the first on, as far as it costs no time."""
+        limit_s = (1 + EVEN) * self.step_s(chosen)
         for group in self._groups():
             by_error = sorted(range(len(self.names)), key=lambda i: self._error(group, i))
             for index in by_error:

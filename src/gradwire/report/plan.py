@@ -29,7 +29,8 @@ def render_decision(decision: Decision, rates: Rates | None = None) -> Group:
     """
     parts: list[Any] = [Text(_summary(decision)), _buckets(decision)]
     if rates is not None:
-        parts += [_candidates(choice) for choice in _different(decision)]
+        for choice in _different(decision):
+            parts += [_candidates(choice), Text(_unusable(choice), "dim")]
         parts.append(_break_even(rates))
     return Group(*parts)
 
@@ -83,11 +84,11 @@ def _candidates(choice: BucketChoice) -> Table:
     size = format_bytes(gradient_bytes(choice.bucket.parameters))
     title = f"Candidates for bucket {choice.bucket.index} ({size}), the others as chosen"
     table = Table(title=title, title_justify="left", title_style="")
-    for heading in ("candidate", "step", "alone", "codec", "sent", "error", ""):
-        table.add_column(heading, justify="left" if heading in ("candidate", "") else "right")
+    table.add_column("candidate", no_wrap=True)
+    for heading in ("step", "alone", "codec", "sent", "error", ""):
+        table.add_column(heading, justify="right")
     for option in choice.options:
         if option.costs is None:
-            table.add_row(option.name, *("-",) * 5, option.reason, style="dim")
             continue
         table.add_row(
             option.name,
@@ -99,6 +100,15 @@ def _candidates(choice: BucketChoice) -> Table:
             "chosen" if option.name == choice.chosen else "",
         )
     return table
+
+
+def _unusable(choice: BucketChoice) -> str:
+    """Say what is no candidate, each reason once."""
+    by_reason: dict[str, list[str]] = {}
+    for option in choice.options:
+        if option.reason is not None:
+            by_reason.setdefault(option.reason, []).append(option.name)
+    return "\n".join(f"{', '.join(names)}: {reason}" for reason, names in by_reason.items())
 
 
 def _break_even(rates: Rates) -> Table:
