@@ -45,13 +45,13 @@ def files(tmp_path):
     work, machine = tmp_path / "work.json", tmp_path / "machine.json"
     work.write_text(Workload("four", layers, 0.001).to_json())
     machine.write_text(hardware().to_json())
-    return ("--workload", str(work), "--hardware", str(machine))
+    return ("--workload", str(work), "--hardware", str(machine), "--ranks", "4")
 
 
 def test_plan_says_what_it_chose_and_why(files):
     result = run("plan", *files)
     assert result.exit_code == 0, result.output
-    assert "four on 2 ranks, 100 Mbit/s, 1 ms" in result.output
+    assert "four on 4 ranks, 100 Mbit/s, 1 ms" in result.output
     assert "int6" in result.output
     assert "Why: the most exact of the fastest" in " ".join(result.output.split())
     assert "Candidates" not in result.output
@@ -92,10 +92,17 @@ def test_plan_takes_another_link_and_other_candidates(files):
     assert data["bucket_cap_mb"] == 5
 
 
+def test_plan_keeps_to_errors_that_were_measured(files, tmp_path):
+    own = tmp_path / "own.json"
+    own.write_text(json.dumps({f"l{i}.weight": {"int6": 0.5} for i in range(4)}))
+    data = json.loads(run("plan", *files, "--errors", str(own), "--json").stdout)
+    assert Plan.from_json(json.dumps(data["plan"])) == Plan.of("int8")
+
+
 def test_plan_wants_a_measured_link(files, tmp_path):
     path = tmp_path / "alone.json"
     path.write_text(hardware(ranks=0, rate=float("inf")).to_json())
-    args = (*files[:3], str(path))
+    args = (*files[:3], str(path), "--ranks", "4")
     result = run("plan", *args)
     assert result.exit_code == 2
     assert "has no measured link; give --link" in result.stderr
@@ -123,6 +130,7 @@ def test_mistakes_in_a_plan_are_told_in_one_line(files, args, message):
     ("args", "message"),
     [
         (["--ranks", "1"], "--ranks 1 is not at least 2: a link has two ends"),
+        (["--errors", "x.json"], "--errors needs --model"),
         (["--link", "1Gbit/s"], "--link and --latency need --ranks"),
         (["--model", "m:f", "--ranks", "2"], "--model goes with neither --ranks nor --link"),
         (["--model", "m"], "--model m is not of the form module:function"),
@@ -176,6 +184,9 @@ def test_measure_takes_a_model_from_a_function(monkeypatch, tmp_path):
     assert work.optimiser_s > 0
     shown = run("measure", "--model", "made_model:make").output
     assert "2,632 parameters" in shown
+    assert run("measure", "--model", "made_model:make", "--errors", "own.json").exit_code == 0
+    own = json.loads((tmp_path / "own.json").read_text())
+    assert 0 < own["0.weight"]["int4"] < 1
     wrong = run("measure", "--model", "made_model:wrong")
     assert wrong.exit_code == 1
     assert "returned Linear, not (model, loss)" in wrong.stderr
@@ -195,7 +206,9 @@ def test_selftest_fails_where_a_kernel_differs(monkeypatch):
 
 
 def test_plan_help():
-    assert_expected_inline(run("plan", "--help").output, """\
+    assert_expected_inline(
+        run("plan", "--help").output,
+        """\
 Usage: gradwire plan [OPTIONS]
 
   Choose what each bucket sends, from measured costs.
@@ -212,6 +225,7 @@ Options:
                             "1Gbit/s".
   --latency TEXT            Another one-way delay, such as "1ms".
   --max-error FLOAT         Allowed loss.  [default: 0.045]
+  --errors FILE             From `gradwire measure --model --errors`.
   --candidates TEXT         Short names of what may be used, such as
                             none,int8,int4.
   --bucket-cap-mb INTEGER   DDP's bucket size, if it is given. [MiB]
@@ -220,11 +234,14 @@ Options:
   --out PATH                Write the plan, for gradwire.attach(ddp, FILE).
   --force                   Overwrite a file that exists.
   -h, --help                Show this message and exit.
-""")
+""",
+    )
 
 
 def test_measure_help():
-    assert_expected_inline(run("measure", "--help").output, """\
+    assert_expected_inline(
+        run("measure", "--help").output,
+        """\
 Usage: gradwire measure [OPTIONS]
 
   Measure how fast this machine encodes, and how fast its links are.
@@ -245,6 +262,8 @@ Options:
   --thorough                Take longer, for numbers that scatter less.
   --json                    Print JSON instead of tables.
   --out PATH                Write the JSON to a file.
+  --errors PATH             Write what codecs lose of the gradients.
   --force                   Overwrite a file that exists.
   -h, --help                Show this message and exit.
-""")
+""",
+    )

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import torch
 import torch.distributed as dist
+from launch import run_processes
 from torch import nn
-from torch.nn.parallel import DistributedDataParallel as DDP
+from torch.nn.parallel import DistributedDataParallel
 
 import gradwire
 from gradwire.comm.local import run_ranks
@@ -14,11 +15,10 @@ from gradwire.comm.torch_dist import TorchMailbox
 from gradwire.errors import SpecError
 from gradwire.measure.links import measure_links
 from gradwire.measure.model import measure_workload
-from launch import run_processes
 
 
 def test_all_ranks_get_the_same_numbers_for_both_levels():
-    def body(rank):
+    def body(_):
         links = measure_links(ranks_per_node=2, budget_s=0.1)
         return links, dist.get_world_size()
 
@@ -33,7 +33,7 @@ def test_all_ranks_get_the_same_numbers_for_both_levels():
 
 
 def test_a_limited_link_is_found_as_it_is():
-    def body(rank):
+    def body(_):
         mailbox = ShapedMailbox(TorchMailbox(None), Link(1e6, 0.02))
         links = measure_links(mailbox, budget_s=0.5)
         mailbox.close()
@@ -65,7 +65,7 @@ def test_measuring_a_ddp_model_changes_nothing():
         for is_measured in (False, True):
             torch.manual_seed(0)
             net = nn.Sequential(nn.Linear(64, 64), nn.BatchNorm1d(64), nn.Linear(64, 64))
-            ddp = DDP(net)
+            ddp = DistributedDataParallel(net)
             sync = gradwire.attach(ddp, "int4")
             optimizer = torch.optim.SGD(ddp.parameters(), lr=0.1, momentum=0.9)
             x = torch.randn(8, 64) + rank

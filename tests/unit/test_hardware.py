@@ -40,5 +40,5 @@ def test_other_json_is_refused(text):
 
 @pytest.mark.parametrize("chi", [-0.1, 1.1, float("nan")])
 def test_interference_is_a_share(chi):
-    with pytest.raises(SpecError, match="Device.interference"):
+    with pytest.raises(SpecError, match="interference"):
         Device(interference=chi)

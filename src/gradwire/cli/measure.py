@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
-from gradwire.cli.files import require_free, write_file
+from gradwire.cli.files import require_apart, require_free, write_file
 from gradwire.errors import CommandError
 from gradwire.units import parse_rate, parse_seconds
 
@@ -29,6 +30,9 @@ _STEPS, _MORE_STEPS = 3, 10
 @click.option("--thorough", is_flag=True, help="Take longer, for numbers that scatter less.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON instead of tables.")
 @click.option("--out", type=click.Path(path_type=Path), help="Write the JSON to a file.")
+@click.option(
+    "--errors", type=click.Path(path_type=Path), help="Write what codecs lose of the gradients."
+)
 @click.option("--force", is_flag=True, help="Overwrite a file that exists.")
 def command(  # noqa: PLR0913 - one argument an option
     *,
@@ -40,6 +44,7 @@ def command(  # noqa: PLR0913 - one argument an option
     thorough: bool,
     as_json: bool,
     out: Path | None,
+    errors: Path | None,
     force: bool,
 ) -> None:
     """Measure how fast this machine encodes, and how fast its links are.
@@ -54,10 +59,14 @@ def command(  # noqa: PLR0913 - one argument an option
         raise CommandError("--link and --latency need --ranks", exit_code=2)
     if ranks is not None and ranks < 2:  # noqa: PLR2004 - as the message says
         raise CommandError(f"--ranks {ranks} is not at least 2: a link has two ends", exit_code=2)
-    if out is not None:
-        require_free(out, force=force)
+    if errors is not None and model is None:
+        raise CommandError("--errors needs --model", exit_code=2)
+    require_apart(out, errors)
+    for path in filter(None, (out, errors)):
+        require_free(path, force=force)
     if model is not None:
-        found: Hardware | Workload = _workload(model, _MORE_STEPS if thorough else _STEPS)
+        steps = _MORE_STEPS if thorough else _STEPS
+        found: Hardware | Workload = _workload(model, steps, errors)
     else:
         measured = _hardware(ranks, _options((link, latency), ranks_per_node, thorough=thorough))
         if measured is None:
@@ -89,12 +98,16 @@ def _hardware(ranks: int | None, options: Options) -> Hardware | None:
     return run.measure_here(options)
 
 
-def _workload(model: str, steps: int) -> Workload:
+def _workload(model: str, steps: int, errors: Path | None) -> Workload:
     from gradwire.measure.run import measure_named  # noqa: PLC0415 - loads torch
 
     if "" not in sys.path:
         sys.path.insert(0, "")  # the model's module lies where the user is
-    return measure_named(model, steps)
+    measured = measure_named(model, steps)
+    if errors is not None:
+        write_file(errors, json.dumps(measured.errors, indent=2, sort_keys=True) + "\n")
+        click.echo(f"Written: {errors}", err=True)
+    return measured.workload
 
 
 def _show(found: Hardware | Workload, *, as_json: bool, out: Path | None) -> None:

@@ -12,7 +12,7 @@ from gradwire.cli.files import require_free, write_file
 from gradwire.errors import CommandError
 from gradwire.hardware import Hardware, LinkSpeed
 from gradwire.planner.break_even import break_even_alone, break_even_overlapped
-from gradwire.planner.errors import MAX_ERROR
+from gradwire.planner.errors import MAX_ERROR, parse_errors
 from gradwire.planner.select import CANDIDATES, CAPS_BYTES, PLAIN, Decision, Limits, select_plan
 from gradwire.planner.step import Setting
 from gradwire.units import parse_rate, parse_seconds
@@ -30,6 +30,7 @@ _OUT = click.Path(path_type=Path)
 @click.option("--link", help='Another rate than the measured one, such as "1Gbit/s".')
 @click.option("--latency", help='Another one-way delay, such as "1ms".')
 @click.option("--max-error", type=float, default=MAX_ERROR, show_default=True, help="Allowed loss.")
+@click.option("--errors", type=_FILE, help="From `gradwire measure --model --errors`.")
 @click.option("--candidates", help="Short names of what may be used, such as none,int8,int4.")
 @click.option("--bucket-cap-mb", type=int, help="DDP's bucket size, if it is given. [MiB]")
 @click.option("--explain", is_flag=True, help="Show every candidate and break-even link speeds.")
@@ -45,6 +46,7 @@ def command(  # noqa: PLR0913 - one argument an option
     link: str | None,
     latency: str | None,
     max_error: float,
+    errors: Path | None,
     candidates: str | None,
     bucket_cap_mb: int | None,
     explain: bool,
@@ -68,7 +70,8 @@ def command(  # noqa: PLR0913 - one argument an option
         )
     caps = CAPS_BYTES if bucket_cap_mb is None else (bucket_cap_mb << 20,)
     names = tuple(candidates.split(",")) if candidates else CANDIDATES
-    decision = select_plan(setting, limits=Limits(max_error, names, caps))
+    own = parse_errors(_read(errors)) if errors is not None else None
+    decision = select_plan(setting, errors=own, limits=Limits(max_error, names, caps))
     _show(decision, explain=explain, as_json=as_json)
     if out is not None:
         write_file(out, decision.plan.to_json() + "\n")

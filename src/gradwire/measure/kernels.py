@@ -1,8 +1,8 @@
-"""Speed and error of every codec on this device."""
+"""Speed of every codec on this device."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -22,7 +22,6 @@ from gradwire.spec import (
     Float,
     LowRank,
     ReducerSpec,
-    codec_name,
     spec_name,
 )
 
@@ -96,41 +95,6 @@ def codec_of(spec: ReducerSpec) -> CodecSpec:
     """
     codec: CodecSpec | None = getattr(spec, "codec", None)
     return codec if codec is not None else Float(getattr(spec, "format", "float32"))
-
-
-def measure_errors(
-    gradients: Mapping[str, Tensor], specs: Sequence[ReducerSpec]
-) -> dict[str, dict[str, float]]:
-    """Return the relative error of each codec on each gradient.
-
-    Args:
-        gradients: By parameter name, any shape.
-        specs: Reducers whose codecs to try; low rank has no codec and is left out.
-
-    Returns:
-        By parameter name and short name of a codec, as `select_plan` takes it.
-
-    Example:
-        >>> from gradwire.spec import parse_reducer
-        >>> errors = measure_errors({"w": torch.ones(256)}, [parse_reducer("int8")])
-        >>> errors["w"]["int8"] < 1e-6
-        True
-    """
-    errors: dict[str, dict[str, float]] = {}
-    codecs = {codec_name(codec_of(s)): codec_of(s) for s in specs if not isinstance(s, LowRank)}
-    for name, gradient in gradients.items():
-        x = gradient.detach().reshape(-1).to(torch.float32).contiguous()
-        norm = float(x.norm())
-        if norm > 0:
-            found = {c: float((_round_trip(spec, x) - x).norm()) for c, spec in codecs.items()}
-            errors[name] = {c: distance / norm for c, distance in found.items()}
-    return errors
-
-
-def _round_trip(spec: CodecSpec, x: Tensor) -> Tensor:
-    codec, whole, out = gradwire.codecs.build(spec), Segments.whole(x.numel()), torch.zeros_like(x)
-    codec.decode(codec.encode(x, whole, Key(0, 0, 0))[None], whole, out)
-    return out
 
 
 Calls = dict[str, Callable[[], object]]

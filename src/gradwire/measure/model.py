@@ -79,6 +79,25 @@ def measure_workload(
     return Workload(name or type(plain).__name__, layers, optimiser_s, batch_size)
 
 
+def gradients_of(model: nn.Module, loss: Loss) -> dict[str, Tensor]:
+    """Return the gradients of one step by parameter name, and leave the model as it was.
+
+    Args:
+        model: A plain or DDP model.
+        loss: As `measure_workload` takes it.
+
+    Example:
+        >>> sorted(gradients_of(nn.Linear(2, 1), lambda m: m(torch.ones(1, 2)).sum()))
+        ['bias', 'weight']
+    """
+    plain = model.module if isinstance(model, DDP) else model
+    device = next(plain.parameters()).device
+    with _restored(plain, None, device):
+        _Run(plain, loss, device, None).step()
+        named = plain.named_parameters()
+        return {n: p.grad.detach().clone() for n, p in named if p.grad is not None}
+
+
 @dataclass(slots=True)
 class _Trace:
     """Marks of one step: when each module was called and each gradient was there."""

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from importlib import import_module
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -21,6 +21,7 @@ from gradwire.errors import CommandError
 from gradwire.hardware import Hardware, LinkSpeed
 from gradwire.measure import cache
 from gradwire.measure.device import measure_device, this_device
+from gradwire.measure.errors import measure_model_errors
 from gradwire.measure.interference import measure_interference
 from gradwire.measure.kernels import SPECS, measure_kernels
 from gradwire.measure.launch import run_processes
@@ -134,7 +135,14 @@ def measure_launched(options: Options) -> tuple[Hardware, bool]:
         dist.destroy_process_group()
 
 
-def measure_named(name: str, steps: int) -> Workload:
+class Named(NamedTuple):
+    """What was measured of a model: its layers, and what each codec loses of its gradients."""
+
+    workload: Workload
+    errors: dict[str, dict[str, float]]
+
+
+def measure_named(name: str, steps: int) -> Named:
     """Measure the model that a function of a module makes.
 
     Args:
@@ -146,7 +154,9 @@ def measure_named(name: str, steps: int) -> Workload:
         CommandError: There is no such function, or it returns something else.
     """
     model, loss, optimizer = _made(name)
-    return measure_workload(model, loss, optimizer=optimizer, steps=steps, name=name)
+    errors = measure_model_errors(model, loss, [parse_reducer(spec) for spec in SPECS])
+    work = measure_workload(model, loss, optimizer=optimizer, steps=steps, name=name)
+    return Named(work, errors)
 
 
 def _made(name: str) -> tuple[nn.Module, Loss, torch.optim.Optimizer | None]:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 
+from gradwire.errors import SpecError
 from gradwire.plan import Parameter
 from gradwire.spec import ReducerSpec, Sparse, spec_name
 
@@ -35,6 +37,28 @@ loss curves could not be told from float32's."""
 
 Errors = Mapping[str, Mapping[str, float]]
 """Relative errors by parameter name and short name of a codec, as measured."""
+
+
+def parse_errors(text: str) -> dict[str, dict[str, float]]:
+    """Read errors from JSON.
+
+    Raises:
+        SpecError: It holds something else than numbers of at least 0 by parameter and codec.
+
+    Example:
+        >>> parse_errors('{"fc.weight": {"int4": 0.2}}')
+        {'fc.weight': {'int4': 0.2}}
+    """
+    try:
+        data: dict[str, dict[str, float]] = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise SpecError("errors", text[:40], f"JSON: {error}") from None
+    is_table = isinstance(data, dict) and all(isinstance(own, dict) for own in data.values())
+    values = [v for own in data.values() for v in own.values()] if is_table else []
+    if not is_table or not all(isinstance(v, (int, float)) and v >= 0 for v in values):
+        allowed = "relative errors of at least 0, by parameter and codec"
+        raise SpecError("errors", text[:40], allowed)
+    return data
 
 
 def relative_error(reducer: ReducerSpec, parameters: Sequence[Parameter], errors: Errors) -> float:

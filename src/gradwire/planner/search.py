@@ -158,18 +158,18 @@ class Search:
         """Make buckets more exact, from the first on, as far as it costs no time."""
         limit_s = (1 + EVEN) * self.step_s(chosen)
         for group in self._groups():
-            by_error = sorted(range(len(self.names)), key=lambda i: self._error(group, i))
-            for index in by_error:
-                if index == chosen[group[0]]:
-                    break
+            now = self._error(group, chosen[group[0]])
+            for index in sorted(range(len(self.names)), key=lambda i: self._error(group, i)):
                 changed = self._changed(chosen, group, index)
-                if changed is not None and self.step_s(changed) <= limit_s:
+                if changed is None or self._error(group, index) >= now:
+                    continue
+                if self.step_s(changed) <= limit_s:
                     chosen = changed
                     break
         return chosen
 
-    def _error(self, group: range, index: int) -> tuple[float, int]:
-        return max(self.table[b][index].error for b in group), index
+    def _error(self, group: range, index: int) -> float:
+        return max(self.table[b][index].error for b in group)
 
     def _changed(self, chosen: list[int], group: range, index: int) -> list[int] | None:
         """Return an assignment with one candidate for a group, None if it cannot be used."""

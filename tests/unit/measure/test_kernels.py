@@ -9,8 +9,9 @@ from gradwire.errors import BackendError
 from gradwire.hardware import Device
 from gradwire.kernels import ops
 from gradwire.measure import device, selftest
+from gradwire.measure.errors import measure_errors
 from gradwire.measure.interference import measure_interference, share
-from gradwire.measure.kernels import SPECS, measure_errors, measure_kernels
+from gradwire.measure.kernels import SPECS, measure_kernels
 from gradwire.spec import parse_reducer
 
 CPU = torch.device("cpu")

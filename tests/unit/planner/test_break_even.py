@@ -11,7 +11,7 @@ from gradwire.planner.break_even import break_even_alone, break_even_overlapped
 from gradwire.planner.search import EVEN
 from gradwire.planner.step import Setting
 from gradwire.workload import Layer, Workload, parameter
-from made import accel_setting, hardware
+from made_hardware import accel_setting, hardware
 
 
 def exposed(world_size=4, **speeds):

@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from gradwire.measure.kernels import measure_errors
-from gradwire.planner.errors import MAX_ERROR, NORMAL_ERRORS, relative_error
+from gradwire.errors import SpecError
+from gradwire.measure.errors import measure_errors
+from gradwire.planner.errors import MAX_ERROR, NORMAL_ERRORS, parse_errors, relative_error
 from gradwire.spec import parse_reducer
 from gradwire.workload import parameter
 
@@ -35,3 +36,11 @@ def test_unmeasured_sparse_codecs_lose_what_they_do_not_send():
     weight = parameter("a", (10, 10))
     assert relative_error(parse_reducer("topk:0.19"), [weight], {}) == pytest.approx(0.9)
     assert relative_error(parse_reducer("low_rank:1"), [weight], {}) == 1.0
+
+
+@pytest.mark.parametrize(
+    "text", ["{", "[]", '{"a": 1}', '{"a": {"int4": "x"}}', '{"a": {"b": -1}}']
+)
+def test_other_json_is_refused(text):
+    with pytest.raises(SpecError, match="errors="):
+        parse_errors(text)

@@ -16,7 +16,7 @@ from gradwire.planner.select import Limits, select_plan
 from gradwire.planner.step import Setting, predict
 from gradwire.spec import parse_reducer
 from gradwire.workload import Layer, Workload, parameter
-from made import accel, accel_setting, hardware
+from made_hardware import accel, accel_setting, hardware
 
 RATES = ("10Mbit/s", "100Mbit/s", "300Mbit/s", "1Gbit/s", "3Gbit/s", "10Gbit/s")
 
@@ -26,7 +26,7 @@ def decided(rate, ranks):
     return select_plan(accel_setting(rate, ranks))
 
 
-def one_layer(link, *, ranks=2, limits=None, errors=None, **speeds):
+def one_layer(link, *, ranks=4, limits=None, errors=None, **speeds):
     layer = Layer("fc", (parameter("fc.weight", (1000, 1000)),), 0.01, 0.02)
     setting = Setting(Workload("one", (layer,)), hardware(link, **speeds), ranks)
     return select_plan(setting, limits=limits, errors=errors)
@@ -43,6 +43,10 @@ def test_fewest_bits_within_the_allowed_error_where_the_link_is_slow():
     assert one_layer(slow).plan == Plan.of("int6")
     assert one_layer(slow, limits=Limits(max_error=0.2)).plan == Plan.of("int4")
     assert one_layer(slow, limits=Limits(max_error=0.0)).plan == Plan.of("none")
+
+
+def test_two_ranks_send_to_each_other_at_once():
+    assert one_layer(LinkSpeed(1e-2, 1e6), ranks=2).plan == Plan.of("int6@broadcast")
 
 
 def test_errors_measured_on_the_gradients_themselves_count():

@@ -6,7 +6,7 @@ import pytest
 
 from gradwire.plan import Plan
 from gradwire.planner.step import predict, predict_plain
-from made import accel_setting
+from made_hardware import accel_setting
 
 # Plain DDP on two-core machines, milliseconds: (rate, ranks, bucket_cap_mb) -> measured.
 MEASURED = {
