@@ -1,4 +1,4 @@
-"""Measurements kept from run to run, for the machine and topology they were taken of."""
+"""Measurements kept from run to run, by machine and topology."""
 
 from __future__ import annotations
 

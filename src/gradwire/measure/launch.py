@@ -23,12 +23,12 @@ T = TypeVar("T")
 
 
 def run_processes(world_size: int, body: Callable[..., T], *arguments: Any) -> T:  # noqa: ANN401 - of the body
-    """Run `body(*arguments)` on every rank of a fresh group, and return rank 0's result.
+    """Run a function on every rank of a fresh group; return rank 0's result.
 
     Args:
         world_size: Number of processes; they end with this one.
         body: A function of a module, which can be found by name there.
-        arguments: Can be pickled, as can the result.
+        arguments: What it is called with; can be pickled, as can its result.
 
     Raises:
         CollectiveError: A rank failed; the message holds what it raised.

@@ -80,7 +80,7 @@ def measure_workload(
 
 
 def gradients_of(model: nn.Module, loss: Loss) -> dict[str, Tensor]:
-    """Return the gradients of one step by parameter name, and leave the model as it was.
+    """Return the gradients of one step by name, and leave the model as it was.
 
     Args:
         model: A plain or DDP model.

@@ -1,4 +1,4 @@
-"""One measurement of everything: device, kernels, and links where there are ranks."""
+"""One measurement of everything: device, kernels, and links between ranks."""
 
 from __future__ import annotations
 
@@ -136,7 +136,7 @@ def measure_launched(options: Options) -> tuple[Hardware, bool]:
 
 
 class Named(NamedTuple):
-    """What was measured of a model: its layers, and what each codec loses of its gradients."""
+    """A model's layers, and what each codec loses of its gradients."""
 
     workload: Workload
     errors: dict[str, dict[str, float]]

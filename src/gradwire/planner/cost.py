@@ -1,4 +1,4 @@
-"""Cost of a reduction: time of the codec, time of the link, and what backward hides.
+"""Cost of a reduction: codec, link, and what backward hides.
 
 A reduction is a row of stages: work of the codec thread, then a transfer.
 All reductions of a rank share one codec thread and one link, each of which

@@ -1,4 +1,4 @@
-"""Which reducer each bucket gets: the fastest assignment, and the most exact close to it."""
+"""Search for the fastest assignment, and the most exact one close to it."""
 
 from __future__ import annotations
 
@@ -138,7 +138,7 @@ class Search:
         return self.setting.step_s(self.buckets, costs)
 
     def fastest(self) -> list[int]:
-        """Return the fastest assignment found: the best uniform one, then bucket by bucket."""
+        """Return the fastest found: the best uniform one, then bucket by bucket."""
         uniform = [c for name in self.names if (c := self.uniform(name)) is not None]
         best = min(uniform, key=self.step_s)
         best_s = self.step_s(best)
