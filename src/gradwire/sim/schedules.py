@@ -9,6 +9,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import NamedTuple, Self
 
 Groups = tuple[tuple[int, ...], ...]
@@ -47,13 +48,27 @@ class Phase(ABC):
     def totals(self) -> Iterator[Message]:
         """Return everything that travels, without regard to rounds."""
 
+    @property
+    @abstractmethod
+    def span(self) -> tuple[int, int]:
+        """Two ranks that are as far apart as any that talk to each other."""
+
     def sent_bytes(self, rank: int) -> float:
         """Return what a rank hands over, a multicast message once."""
-        return sum(m.num_bytes for m in self.totals() if m.source == rank)
+        return self._by_rank[0].get(rank, 0.0)
 
     def received_bytes(self, rank: int) -> float:
         """Return what arrives at a rank."""
-        return sum(m.num_bytes for m in self.totals() if rank in m.targets)
+        return self._by_rank[1].get(rank, 0.0)
+
+    @cached_property
+    def _by_rank(self) -> tuple[dict[int, float], dict[int, float]]:
+        sent, received = dict[int, float](), dict[int, float]()
+        for source, targets, num_bytes in self.totals():
+            sent[source] = sent.get(source, 0.0) + num_bytes
+            for target in targets:
+                received[target] = received.get(target, 0.0) + num_bytes
+        return sent, received
 
     def scaled(self, fraction: float) -> Self:
         """Return a part of the same phase."""
@@ -107,16 +122,23 @@ class Exchange(Phase):
         return self._moved(rank, is_single=self.is_to_owner)
 
     def _moved(self, rank: int, *, is_single: bool) -> float:
-        group = self.group(rank)
+        count, total = self._group_of[rank]
         own = self.sizes[rank]
-        total = own * len(group) if is_single else sum(self.sizes[r] for r in group)
-        return (total - own) * self.fraction
+        return ((own * count if is_single else total) - own) * self.fraction
 
-    def group(self, rank: int) -> tuple[int, ...]:
-        """Return the ranks that a rank exchanges with, itself included."""
-        if len(self.groups) == 1:
-            return self.groups[0]
-        return next(g for g in self.groups if rank in g)
+    @cached_property
+    def _group_of(self) -> dict[int, tuple[int, float]]:
+        """By rank, how many ranks its group has and how much they own."""
+        found = {}
+        for group in self.groups:
+            owned = len(group), sum(self.sizes[r] for r in group)
+            found.update(dict.fromkeys(group, owned))
+        return found
+
+    @property
+    def span(self) -> tuple[int, int]:
+        """First and last of a group."""
+        return self.groups[0][0], self.groups[0][-1]
 
 
 @dataclass(frozen=True)
@@ -139,6 +161,11 @@ class Ring(Phase):
     groups: Groups = ()
     sizes: tuple[float, ...] = ()
     laps: int = 1
+
+    @property
+    def span(self) -> tuple[int, int]:
+        """First and last of a ring."""
+        return self.groups[0][0], self.groups[0][-1]
 
     @property
     def num_rounds(self) -> int:
@@ -176,6 +203,12 @@ class Rounds(Phase):
     """
 
     rounds: tuple[tuple[Message, ...], ...] = ()
+
+    @property
+    def span(self) -> tuple[int, int]:
+        """First and last of all ranks."""
+        ranks = [r for m in self.totals() for r in (m.source, *m.targets)]
+        return min(ranks), max(ranks)
 
     @property
     def num_rounds(self) -> int:
@@ -230,7 +263,9 @@ def tree_all_gather(sizes: Sequence[float]) -> Rounds:
     count = len(sizes)
     turns = [[(root + r) % count for r in range(count)] for root in range(count)]
     trees = [tree_broadcast(turn, sizes[turn[0]]).rounds for turn in turns]
-    return Rounds(rounds=tuple(tuple(m for t in level for m in t) for level in zip(*trees, strict=True)))
+    return Rounds(
+        rounds=tuple(tuple(m for t in level for m in t) for level in zip(*trees, strict=True))
+    )
 
 
 def unicast_broadcast(ranks: Sequence[int], num_bytes: float) -> Rounds:
