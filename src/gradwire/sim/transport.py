@@ -258,8 +258,8 @@ class AlikeTransport(BulkTransport):
 class MessageTransport:
     """Carries out every message as a flow of its own.
 
-    A message starts once its sender has come so far and its receivers have
-    posted the phase; messages between the same ranks go one after the other,
+    A message starts once its sender is done with all earlier rounds and its
+    receivers have posted the phase; messages between the same ranks go one after the other,
     as on one connection.
 
     Args:
@@ -327,12 +327,12 @@ class MessageTransport:
         def sent() -> None:
             line.free()
             self._wiring.queue.after(wire.round_s, arrived)
-            progress.unsent[source] -= 1
+            progress.left[source][number] -= 1
             self._advance(progress, source)
 
         def arrived() -> None:
             for target in targets:
-                progress.missing[target][number] -= 1
+                progress.left[target][number] -= 1
                 self._advance(progress, target)
 
         path = tuple((link, wire.overhead) for link in links)
@@ -375,22 +375,20 @@ class _Progress:
         rounds = phase.num_rounds
         self._rounds = rounds
         self._sends: defaultdict[int, list[tuple[int, Message]]] = defaultdict(list)
-        self.missing: defaultdict[int, list[int]] = defaultdict(lambda: [0] * rounds)
-        self.unsent: defaultdict[int, int] = defaultdict(int)
+        self.left: defaultdict[int, list[int]] = defaultdict(lambda: [0] * rounds)
         self._reached: defaultdict[int, int] = defaultdict(int)
         for number in range(rounds):
             for message in phase.messages(number):
                 self._sends[message.source].append((number, message))
-                self.unsent[message.source] += 1
-                for target in message.targets:
-                    self.missing[target][number] += 1
+                for rank in (message.source, *message.targets):
+                    self.left[rank][number] += 1
         for sends in self._sends.values():
             sends.reverse()
 
     def sendable(self, rank: int) -> list[tuple[int, Message]]:
-        """Take the messages of rounds before which nothing is missing."""
-        missing, reached = self.missing[rank], self._reached[rank]
-        while reached < self._rounds and not missing[reached]:
+        """Take the messages of the first round of which something is left."""
+        left, reached = self.left[rank], self._reached[rank]
+        while reached < self._rounds and not left[reached]:
             reached += 1
         self._reached[rank] = reached
         sends, out = self._sends[rank], []
@@ -400,4 +398,4 @@ class _Progress:
 
     def is_over(self, rank: int) -> bool:
         """Whether a rank has sent and received everything."""
-        return not self.unsent[rank] and self._reached[rank] == self._rounds
+        return self._reached[rank] == self._rounds
