@@ -7,6 +7,8 @@ from hypothesis import strategies as st
 
 from gradwire.key import name_hash
 from gradwire.plan import Plan, Rule
+from gradwire.report.model import Environment, Validation
+from gradwire.report.results import BenchResult, Cell, ModeResult, Round, StepTimes
 from gradwire.spec import (
     AllReduce,
     Broadcast,
@@ -125,3 +127,46 @@ def plans():
         st.integers(0, 4),
     )
     return st.builds(Plan, st.lists(rules, max_size=3).map(tuple), SEEDS, st.integers(0, 100))
+
+
+_SECONDS = st.floats(1e-6, 1e3)
+_STEP_TIMES = st.builds(
+    StepTimes, _SECONDS, _SECONDS, st.floats(0, 1e3), _SECONDS, st.none() | st.floats(0, 1e3)
+)
+_ROUNDS = st.builds(
+    Round,
+    st.lists(_STEP_TIMES, min_size=1, max_size=3).map(tuple),
+    st.integers(0, 10**9),
+    st.floats(0, 2),
+)
+_VALIDATIONS = st.builds(Validation, st.integers(0, 100), st.floats(-1, 10), st.floats(0, 1))
+_MODES = st.builds(
+    ModeResult,
+    mode=st.text(max_size=5),
+    label=st.text("abc [/]<>", min_size=1, max_size=8),
+    family=st.sampled_from(["ddp", "hook", "gradwire"]),
+    rounds=st.lists(_ROUNDS, max_size=4).map(tuple),
+    reason=st.none() | st.text(max_size=9),
+    predicted_s=st.none() | _SECONDS,
+    validations=st.lists(_VALIDATIONS, max_size=3).map(tuple),
+    elapsed_s=st.lists(_SECONDS, max_size=3).map(tuple),
+    digests=st.lists(st.sampled_from(["a", "b"]), max_size=2).map(tuple),
+)
+_CELLS = st.builds(
+    Cell,
+    model=st.text("abc", min_size=1, max_size=3),
+    ranks=st.integers(1, 64),
+    rate_bytes_per_s=st.none() | st.floats(1, 1e12),
+    latency_s=st.floats(0, 1),
+    network=st.sampled_from(["lab", "shaped", "none"]),
+    modes=st.lists(_MODES, max_size=4, unique_by=lambda m: m.mode).map(tuple),
+    num_parameters=st.integers(0, 10**9),
+)
+BENCH_RESULTS = st.builds(
+    BenchResult,
+    environment=st.just(Environment("0.1", "2.13", "3.11", "Linux", "a processor", 2)),
+    cells=st.lists(_CELLS, max_size=3, unique_by=lambda c: c.name).map(tuple),
+    started=st.just("2026-01-01"),
+    wall_s=_SECONDS,
+    settings=st.just({"seed": 0}),
+)
