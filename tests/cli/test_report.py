@@ -31,7 +31,9 @@ def demo_file(tmp_path: Path) -> Path:
 
 
 def test_report_help():
-    assert_expected_inline(run("--help").output, """\
+    assert_expected_inline(
+        run("--help").output,
+        """\
 Usage: gradwire report [OPTIONS] RESULT [OTHER]
 
   Show what `gradwire bench` or `gradwire demo --json` has measured.
@@ -47,7 +49,8 @@ Options:
   --euro-per-rank-hour FLOAT  Price; adds the cost of a training.
   --force                     Overwrite files that exist.
   -h, --help                  Show this message and exit.
-""")
+""",
+    )
 
 
 def test_report_prints_a_bench(bench_file: Path):

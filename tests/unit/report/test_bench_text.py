@@ -35,7 +35,7 @@ def test_comparison_tells_changes_from_noise(bench):
     text = printed(bench, later, width=120)
     before = " ".join(text[: text.index("3.1 M parameters")].split())
     assert "1042 ± 13 │ 1042 ± 13 │ +0.0 ± 2.4 │ +0.0 │ +0.000 │ within noise" in before
-    assert "163 ± 2 │ 133 ± 1 │ -18.4 ± 1.8 │ -23.1 │ +0.000 │ faster" in before
+    assert "163 ± 2 │ 133 ± 1 │ -18.6 ± 1.8 │ -23.1 │ +0.000 │ faster" in before
     assert "Only in the first: text, 2 ranks, 10 Gbit/s, 1 ms: plain DDP, fp16 hook" in before
 
 
