@@ -26,6 +26,7 @@ from gradwire.report.page import template_text
 from gradwire.report.summary import summarise
 
 _COLOUR = r"--(?:series|part)-\d: #\w+;"
+_MARGIN_PX = 16
 _BROWSERS = ("chromium", "chromium-browser", "google-chrome", "chrome")
 
 
@@ -71,7 +72,16 @@ def _write_png(
         view = {"width": width, "height": 900}
         page = browser.new_page(viewport=view, color_scheme=scheme, device_scale_factor=1.5)
         page.goto(file.as_uri())
-        page.locator(part).first.screenshot(path=target)
+        box = page.locator(part).first.bounding_box()
+        if box is None:
+            raise click.ClickException(f"--part {part}: the page shows nothing of that name")
+        clip = {
+            "x": max(0, box["x"] - _MARGIN_PX),
+            "y": max(0, box["y"] - _MARGIN_PX),
+            "width": box["width"] + 2 * _MARGIN_PX,
+            "height": box["height"] + 2 * _MARGIN_PX,
+        }
+        page.screenshot(path=target, full_page=True, clip=clip)
         browser.close()
 
 

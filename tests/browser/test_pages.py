@@ -5,6 +5,8 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import shutil
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,6 +14,7 @@ import pytest
 
 import made_pages
 from made_pages import MAKERS, PLOTS
+from made_results import bench_result
 
 BROWSER = next(
     filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome", "chrome"))),
@@ -89,3 +92,14 @@ def test_page_follows_the_readers_colours(browser, files, scheme):
     )
     assert (sum(ink) > sum(paper)) == (scheme == "dark")
     page.close()
+
+
+def test_picture_tool_takes_a_part_of_the_page(tmp_path: Path):
+    (tmp_path / "bench.json").write_text(bench_result().to_json(), encoding="utf-8")
+    tool = Path(__file__).parents[2] / "benchmarks" / "picture.py"
+    for name, *options in (("parts.svg", "--cell", "2"), ("matrix.png", "--part", ".matrix")):
+        command = [sys.executable, tool, tmp_path / "bench.json", tmp_path / name, *options]
+        done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=100)
+        assert done.stdout == f"Written: {tmp_path / name}\n"
+    assert (tmp_path / "parts.svg").read_text(encoding="utf-8").startswith("<svg xmlns=")
+    assert (tmp_path / "matrix.png").read_bytes().startswith(b"\x89PNG")
