@@ -129,24 +129,26 @@ def plans():
     return st.builds(Plan, st.lists(rules, max_size=3).map(tuple), SEEDS, st.integers(0, 100))
 
 
-_SECONDS = st.floats(1e-6, 1e3)
+_SECONDS = st.sampled_from([1e-6, 0.01, 1.0, 700.0])
+_WORDS = st.sampled_from(["int4", "[b]", "a, <b>", "x\ny"])
 _STEP_TIMES = st.builds(
-    StepTimes, _SECONDS, _SECONDS, st.floats(0, 1e3), _SECONDS, st.none() | st.floats(0, 1e3)
+    StepTimes, _SECONDS, _SECONDS, _SECONDS | st.just(0.0), _SECONDS, st.none() | _SECONDS
 )
 _ROUNDS = st.builds(
     Round,
     st.lists(_STEP_TIMES, min_size=1, max_size=3).map(tuple),
-    st.integers(0, 10**9),
-    st.floats(0, 2),
+    st.sampled_from([0, 1, 10**9]),
+    st.sampled_from([0.0, 2.0]),
 )
-_VALIDATIONS = st.builds(Validation, st.integers(0, 100), st.floats(-1, 10), st.floats(0, 1))
+_LOSSES = st.sampled_from([-1.0, 0.0, 2.5])
+_VALIDATIONS = st.builds(Validation, st.integers(0, 100), _LOSSES, st.just(0.5))
 _MODES = st.builds(
     ModeResult,
-    mode=st.text(max_size=5),
-    label=st.text("abc [/]<>", min_size=1, max_size=8),
+    mode=_WORDS,
+    label=_WORDS,
     family=st.sampled_from(["ddp", "hook", "gradwire"]),
     rounds=st.lists(_ROUNDS, max_size=4).map(tuple),
-    reason=st.none() | st.text(max_size=9),
+    reason=st.none() | _WORDS,
     predicted_s=st.none() | _SECONDS,
     validations=st.lists(_VALIDATIONS, max_size=3).map(tuple),
     elapsed_s=st.lists(_SECONDS, max_size=3).map(tuple),
@@ -154,10 +156,10 @@ _MODES = st.builds(
 )
 _CELLS = st.builds(
     Cell,
-    model=st.text("abc", min_size=1, max_size=3),
+    model=st.sampled_from(["vgg", "[text]"]),
     ranks=st.integers(1, 64),
-    rate_bytes_per_s=st.none() | st.floats(1, 1e12),
-    latency_s=st.floats(0, 1),
+    rate_bytes_per_s=st.sampled_from([None, 1.0, 12.5e6]),
+    latency_s=st.sampled_from([0.0, 0.001]),
     network=st.sampled_from(["lab", "shaped", "none"]),
     modes=st.lists(_MODES, max_size=4, unique_by=lambda m: m.mode).map(tuple),
     num_parameters=st.integers(0, 10**9),
