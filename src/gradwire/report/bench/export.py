@@ -42,7 +42,7 @@ def bench_json(
         "started": shown.started,
         "environment": asdict(shown.environment),
         "settings": dict(shown.settings),
-        "cells": [_cell(summary) for summary in summaries],
+        "cells": [_finite(_cell(summary)) for summary in summaries],
     }
     if other is not None:
         found = compare_results(result, other)
@@ -101,14 +101,15 @@ def _mode(summary: ModeSummary) -> dict[str, Any]:
 
 
 def _numbers(numbers: Numbers) -> dict[str, Any]:
-    data = {**asdict(numbers), "times_smaller": numbers.times_smaller}
-    return {name: _finite(value) for name, value in data.items()}
+    return {**asdict(numbers), "times_smaller": numbers.times_smaller}
 
 
-def _finite(value: Any) -> Any:  # noqa: ANN401 - any number, or numbers by name
+def _finite(value: Any) -> Any:  # noqa: ANN401 - whatever JSON knows
     """Put None, which JSON has, in place of infinity and NaN, which it has not."""
     if isinstance(value, dict):
         return {name: _finite(part) for name, part in value.items()}
+    if isinstance(value, list):
+        return [_finite(part) for part in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
