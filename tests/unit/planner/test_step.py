@@ -49,5 +49,5 @@ def test_sent_bytes_are_those_of_the_spec():
 
 
 def test_four_bits_hide_almost_wholly_at_a_gigabit():
-    found = predict(Plan.of("int4"), accel_setting("1Gbit/s", 2, 5))
+    found = predict(Plan.of("int4"), accel_setting("1Gbit/s", 2, 2))
     assert found.step_s < 1.07 * 0.323
