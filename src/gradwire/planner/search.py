@@ -19,6 +19,9 @@ ADVANTAGE = 0.05
 EVEN = 0.01
 """Differences up to this share of a step count as none among plans that are lossy alike."""
 
+_WORTH = 0.001
+"""A bucket becomes an exception for no smaller share of a step."""
+
 SLACK = 1.2
 """How much slower than measured a link may turn out without a loss from more exactness."""
 
@@ -145,7 +148,10 @@ class Search:
         for group in self._groups():
             for index in range(len(self.names)):
                 changed = self._changed(best, group, index)
-                if changed is not None and (step_s := self.step_s(changed)) < best_s:
+                if changed is None:
+                    continue
+                step_s = self.step_s(changed)
+                if step_s < (1 - _WORTH) * best_s:
                     best, best_s = changed, step_s
         return best
 
