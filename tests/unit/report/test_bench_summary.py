@@ -8,6 +8,7 @@ from gradwire.report.bench.doubts import doubts
 from gradwire.report.bench.matrix import speedup_matrix
 from gradwire.report.bench.summary import CellSummary, Speedup, speedup, summarise_bench
 from gradwire.report.bench.verdicts import prediction, verdict
+from gradwire.report.bench.words import cell_setting
 from gradwire.report.model import Validation
 from gradwire.report.results import BenchResult, Cell, ModeResult, Round, StepTimes
 from made_results import bench_result, mode
@@ -143,3 +144,18 @@ def test_verdict_calls_a_diverged_loss_one(bench: BenchResult):
 def test_verdict_without_any_run(bench: BenchResult):
     summary = summarise_cell(bench.cells[0], bench.cells[0].modes[-1:])
     assert verdict(summary) == "No mode ran."
+
+
+def test_computation_alone_is_shown_and_not_ranked(bench: BenchResult):
+    cell = bench.cells[0]
+    alone = mode("nosync", "computation alone", "compute", 0.0)
+    summary = summarise_cell(cell, (alone, *cell.modes))
+    assert verdict(summary).startswith("Fastest: gradwire int2")
+    (_, entries), *_ = speedup_matrix([summary]).rows
+    assert entries[0].speedup.median == pytest.approx(1.042 / 0.032, rel=0.02)
+    assert [entry.is_fastest for entry in entries].index(True) == 4
+
+
+def test_setting_line_names_what_was_asked_for(bench: BenchResult):
+    cell = replace(bench.cells[0], settings={"ranks": 4, "seed": 7, "modes": [{}], "round_s": 1.0})
+    assert cell_setting(cell).endswith("one-way latency 1 ms; seed 7; round 1 s.")

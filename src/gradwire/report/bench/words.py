@@ -207,7 +207,14 @@ def _asked(cell: Cell) -> str:
     """List the settings that the line does not name already."""
     told = {f.name for f in fields(cell)}
     asked = {k: v for k, v in cell.settings.items() if k not in told and not isinstance(v, list)}
-    return "".join(f"; {name.replace('_', ' ')} {value}" for name, value in asked.items())
+    return "".join(f"; {_setting(name, value)}" for name, value in asked.items())
+
+
+def _setting(name: str, value: object) -> str:
+    words = name.removesuffix("_s").replace("_", " ")
+    if name.endswith("_s") and isinstance(value, float):
+        return f"{words} {format_seconds(value)}"
+    return f"{words} {value}"
 
 
 def bench_intro(result: BenchResult) -> str:
