@@ -143,12 +143,11 @@ class EventSimulator:
         A back end runs its own collectives in order; gradwire's exchanges
         follow each other on each connection.
         """
-        if engine == "overlap":
-            return Limits(in_flight_bytes=self.in_flight_bytes)
-        if collective == "ring":
-            return Limits(phases=_GLOO_THREADS if hardware.device.kind == "cpu" else 1)
         is_in_order = self.detail != "messages" and collective != "hierarchical"
-        return Limits(phases=1 if is_in_order else None)
+        if collective == "ring" and engine != "overlap":
+            return Limits(_GLOO_THREADS if hardware.device.kind == "cpu" else 1)
+        credit = self.in_flight_bytes if engine == "overlap" else None
+        return Limits(1 if is_in_order else None, credit)
 
     def _transport(self, wiring: Wiring, limits: Limits) -> Transport:
         match self.detail:

@@ -238,11 +238,11 @@ class AlikeTransport(BulkTransport):
 
     def __init__(self, wiring: Wiring, limits: Limits) -> None:
         super().__init__(wiring, limits, 1)
-        self._network = Network(wiring.queue, [1.0])
+        self._network = Network(wiring.queue, [1.0, 1.0])  # within a node, and between nodes
         self._seconds: dict[tuple[Phase, int], float] = {}
 
     def _path(self, phase: Phase, number: int) -> tuple[Path, float]:
-        """Return the one link that stands for all, and the seconds that it takes."""
+        """Return the link that stands for all of its kind, and the seconds that it takes."""
         seconds = self._seconds.get((phase, number))
         if seconds is None:
             fabric = self._wiring.fabric
@@ -252,7 +252,8 @@ class AlikeTransport(BulkTransport):
             else:
                 seconds = fabric.seconds(phase)
             self._seconds[phase, number] = seconds
-        return ((0, 1.0),), seconds
+        first, last = map(self._wiring.cluster.node, phase.span)
+        return ((int(first != last), 1.0),), seconds
 
 
 class MessageTransport:
