@@ -112,8 +112,8 @@ def chain_broadcast_s(num_bytes: float, ranks: int, link: LinkSpeed, chunks: int
     """Return one rank's tensor passed on from neighbour to neighbour in chunks.
 
     Example:
-        >>> chain_broadcast_s(100.0, 4, LinkSpeed(0.0, 100.0), chunks=10)
-        1.2
+        >>> chain_broadcast_s(100.0, 4, LinkSpeed(0.0, 100.0), chunks=8)
+        1.25
     """
     return (ranks - 2 + chunks) * message_s(num_bytes / chunks, link)
 
