@@ -131,7 +131,8 @@ class Exchange(Phase):
         """By rank, how many ranks its group has and how much they own."""
         found = {}
         for group in self.groups:
-            owned = len(group), sum(self.sizes[r] for r in group)
+            sizes = self.sizes if len(self.groups) == 1 else [self.sizes[r] for r in group]
+            owned = len(group), sum(sizes)
             found.update(dict.fromkeys(group, owned))
         return found
 
