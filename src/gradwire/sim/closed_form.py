@@ -37,7 +37,7 @@ def ring_all_reduce_s(num_bytes: float, ranks: int, link: LinkSpeed) -> float:
 
 
 def ring_all_gather_s(num_bytes: float, ranks: int, link: LinkSpeed) -> float:
-    """Return `N - 1` messages of a chunk of the gathered tensor; also a reduce-scatter.
+    """Return `N - 1` messages of a chunk of the tensor; also a reduce-scatter.
 
     Example:
         >>> ring_all_gather_s(400.0, 4, LinkSpeed(0.5, 100.0))

@@ -23,6 +23,7 @@ from gradwire.sim.stages import Reduction, Speeds, Stage
 from gradwire.spec import (
     FLOAT_BYTES,
     AllReduce,
+    Broadcast,
     CodecSpec,
     Entry,
     Float,
@@ -116,8 +117,10 @@ class Reductions:
                 return self._two_phase(name, reducer, entries)
             case LowRank():
                 return self._low_rank(name, reducer, entries)
-            case _:
+            case Broadcast():
                 return self._broadcast(name, reducer, entries)
+            case _:
+                raise SpecError("reducer", reducer.id, "one that can be simulated")
 
     def _summed(self, numel: int, item_bytes: int) -> tuple[list[Phase], tuple[float, ...]]:
         """Return the phases of a sum of plain values, and each rank's shard of them."""
@@ -181,12 +184,11 @@ class Reductions:
     def _spread(self, sizes: tuple[float, ...]) -> Exchange:
         return Exchange(groups=self._world, sizes=sizes)
 
-    def _broadcast(self, name: str, reducer: ReducerSpec, entries: list[Entry]) -> Reduction:
+    def _broadcast(self, name: str, reducer: Broadcast, entries: list[Entry]) -> Reduction:
         sent = [reducer.transfers(entries, self._ranks, r)[0] for r in self._alike(reducer)]
         sizes = [t.sent_bytes / (self._ranks - 1) for t in sent]
         sizes *= self._ranks // len(sizes)
-        codec = getattr(reducer, "codec", None)
-        encode, decode = self._speeds.of(codec_name(codec) if codec else reducer.id)
+        encode, decode = self._speeds.of(codec_name(reducer.codec))
         total = _ITEM_BYTES * sum(e.numel for e in entries)
         stages = (
             Stage(encode.time_s(total), 0.0, self._gather(tuple(sizes))),
@@ -194,7 +196,7 @@ class Reductions:
         )
         return Reduction(name, stages, (), 8 * _ITEM_BYTES * max(sizes) / total)
 
-    def _alike(self, reducer: ReducerSpec) -> range:
+    def _alike(self, reducer: Broadcast) -> range:
         """Return the ranks whose messages differ: one where all have the same codec."""
         return range(self._ranks if getattr(reducer, "senders", None) else 1)
 

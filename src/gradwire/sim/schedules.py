@@ -276,7 +276,7 @@ def unicast_broadcast(ranks: Sequence[int], num_bytes: float) -> Rounds:
 
 
 def chain_broadcast(ranks: Sequence[int], num_bytes: float, chunks: int = 1) -> Rounds:
-    """Send from the first rank from neighbour to neighbour, one chunk after the other.
+    """Send from the first rank from neighbour to neighbour, chunk by chunk.
 
     Example:
         >>> [len(messages) for messages in chain_broadcast(range(3), 10.0, chunks=2).rounds]
