@@ -261,5 +261,6 @@ class Simulator(Protocol):
                 gradient only.
             bucket_bytes: Size at which DDP closes a bucket.
             collective: How bytes travel. `direct` is gradwire's own exchange;
-                `ring` is Gloo's and NCCL's all-reduce.
+                `ring` is Gloo's and NCCL's all-reduce, which plain DDP and its
+                hooks use, and gradwire for plan `none` with two ranks.
         """

@@ -73,22 +73,20 @@ class Ddp:
         """Start the reductions of full buckets, and go on with backward."""
         ready = [(b, r) for b in self._ready.get(layer, ()) for r in self._reduced[b]]
 
-        def reduce(item: tuple[int, Reduction]) -> None:
-            bucket, reduction = item
-            self._step.reduce(rank, reduction, arrived[bucket].count_down)
-
         def inline(item: tuple[int, Reduction], then: Done) -> None:
+            bucket, reduction = item
+
             def encoded() -> None:
-                reduce(item)
+                self._step.reduce_encoded(rank, reduction, arrived[bucket].count_down)
                 then()
 
-            rank.inline(item[1].name, item[1].stages[0].work_s, encoded)
+            rank.inline(reduction.name, reduction.work_s(0, None), encoded)
 
         def beside() -> None:
             go_on()  # first, so that the codec finds backward running
-            for item in ready:
-                if not item[1].is_inline:
-                    reduce(item)
+            for bucket, reduction in ready:
+                if not reduction.is_inline:
+                    self._step.reduce(rank, reduction, arrived[bucket].count_down)
 
         each([item for item in ready if item[1].is_inline], inline, beside)
 

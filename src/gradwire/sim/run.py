@@ -45,7 +45,7 @@ IN_FLIGHT_BYTES = 4 << 20
 _GLOO_THREADS = 2
 """Collectives that Gloo runs at once. Source: ProcessGroupGloo.hpp, Options::threads."""
 
-_FEW_RANKS = 16
+_FEW_RANKS = 8
 """So many ranks are simulated message by message unless told otherwise."""
 
 _ENGINES: dict[Engine, Callable[[Step], Runner]] = {

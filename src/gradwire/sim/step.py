@@ -45,6 +45,10 @@ class Step:
         """Take a reduction of a rank from stage to stage, and call `done` at its end."""
         _Run(self, rank, reduction, done, priority).work(0)
 
+    def reduce_encoded(self, rank: Rank, reduction: Reduction, done: Done) -> None:
+        """Do the same where the first work is done already."""
+        _Run(self, rank, reduction, done, 0).send(0)
+
     def copy_s(self, num_bytes: int) -> float:
         """Return the time of copying gradients into a bucket, or out of it."""
         return _COPY_PASSES * num_bytes / self.hardware.device.copy_bytes_per_s
@@ -66,15 +70,14 @@ class _Run:
         """Encode or decode, then send."""
         number = None if self._step.stands_for_all else self._rank.number
         work_s = self._reduction.work_s(index, number)
-        if index == 0 and self._reduction.is_inline:
-            work_s = 0.0  # done by the thread that runs backward
         if work_s > 0:
             kind: Kind = "encode" if index == 0 else "decode"
-            self._rank.encode(kind, self._reduction.name, work_s, lambda: self._send(index))
+            self._rank.encode(kind, self._reduction.name, work_s, lambda: self.send(index))
         else:
-            self._send(index)
+            self.send(index)
 
-    def _send(self, index: int) -> None:
+    def send(self, index: int) -> None:
+        """Send what the work has made, or end."""
         phase = self._reduction.stages[index].phase
         if phase is None:
             self._done()

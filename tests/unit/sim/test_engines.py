@@ -112,6 +112,19 @@ def test_codec_beside_backward_holds_it_up_by_its_share():
     assert ends == pytest.approx([1.0, 1.3, 1.6])
 
 
+@pytest.mark.parametrize("engine", ["ddp", "overlap", "fsdp"])
+def test_hooks_cast_takes_its_time_under_every_engine(engine):
+    work = layers((0.1, 0.2), numel=10_000)
+    times = []
+    for cast_s in (0.0, 0.3):
+        speeds = hardware(
+            WIRE, WIRE, {"encode bf16": Line(cast_s, 0.0), "decode bf16": Line(0.0, 0.0)}
+        )
+        options = {"speeds": speeds, "engine": engine, "collective": "ring"}
+        times.append(_step(work, "bf16", **options).step_s)
+    assert times[1] - times[0] == pytest.approx(0.3)
+
+
 def test_back_end_collectives_run_two_at_a_time():
     work = layers(*[(0.0, 0.0)] * 4, numel=10_000)
     step = _step(work, collective="ring", bucket_bytes=1)
