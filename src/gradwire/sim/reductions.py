@@ -94,7 +94,8 @@ class Reductions:
         """Return reductions that end with the mean of each rank's own shard.
 
         Raises:
-            SpecError: A reducer does not work by shards.
+            SpecError: A reducer, or the way its bytes travel, does not work by
+                shards of all ranks.
         """
         return [self._scattered(r) for r in self.of(f"{name} gradient", parameters)]
 
@@ -102,9 +103,9 @@ class Reductions:
         first = whole.stages[0].phase
         if isinstance(first, Ring) and first.laps > 1:
             first = replace(first, laps=1)
-        elif not (isinstance(first, Exchange) and first.is_to_owner):
+        elif not (isinstance(first, Exchange) and first.is_to_owner and len(first.groups) == 1):
             raise SpecError("reducer", whole.name, "one that works by shards, as fsdp needs it")
-        decode = whole.stages[1]._replace(phase=None)
+        decode = whole.stages[1]._replace(phase=None, again_s=0.0)
         return replace(whole, stages=(whole.stages[0]._replace(phase=first), decode))
 
     def _reduction(self, name: str, reducer: ReducerSpec, entries: list[Entry]) -> Reduction:
@@ -172,8 +173,9 @@ class Reductions:
             Stage(encode.fixed_s * calls + total * encode.s_per_byte, 0.0, self._spread(sizes)),
             Stage(
                 decode.fixed_s + again.fixed_s,
-                self._ranks * decode.s_per_byte + again.s_per_byte,
+                self._ranks * decode.s_per_byte,
                 self._gather(means),
+                again.s_per_byte,
             ),
             Stage(last.fixed_s * calls + total * last.s_per_byte, 0.0, None),
         )

@@ -21,11 +21,13 @@ class Stage(NamedTuple):
         work_s: Work that is the same on every rank.
         shard_s: Work for each byte of the shard that a rank owns.
         phase: None at the end.
+        again_s: Of the work for each byte of the shard, that of encoding its mean.
     """
 
     work_s: float
     shard_s: float
     phase: Phase | None
+    again_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,10 +52,11 @@ class Reduction:
     def work_s(self, index: int, rank: int | None) -> float:
         """Return the codec's time in a stage; of the busiest rank for None."""
         stage = self.stages[index]
-        if not stage.shard_s or not self.shard_bytes:
+        per_byte_s = stage.shard_s + stage.again_s
+        if not per_byte_s or not self.shard_bytes:
             return stage.work_s
         own = max(self.shard_bytes) if rank is None else self.shard_bytes[rank]
-        return stage.work_s + stage.shard_s * own
+        return stage.work_s + per_byte_s * own
 
     def renamed(self, purpose: str) -> Reduction:
         """Return the same under a name for each time that it happens."""
@@ -63,7 +66,12 @@ class Reduction:
         """Cut it into chunks of the same size, which travel one by one."""
         part = 1 / count
         stages = tuple(
-            Stage(s.work_s * part, s.shard_s * part, s.phase and s.phase.scaled(part))
+            Stage(
+                s.work_s * part,
+                s.shard_s * part,
+                s.phase and s.phase.scaled(part),
+                s.again_s * part,
+            )
             for s in self.stages
         )
         return [replace(self, name=f"{self.name}/{i}", stages=stages) for i in range(count)]

@@ -225,6 +225,8 @@ def test_fsdp_gathers_parameters_and_scatters_gradients():
     assert gathers[1].start_s == pytest.approx(gathers[0].end_s)  # one ahead
     with pytest.raises(SpecError, match="works by shards"):
         _step(work, "int4@broadcast", Cluster(4), engine="fsdp")
+    with pytest.raises(SpecError, match="works by shards"):
+        _step(work, "none", Cluster(4, 2), engine="fsdp", collective="hierarchical")
 
 
 def test_one_rank_only_computes():
