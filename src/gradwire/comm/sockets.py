@@ -58,8 +58,8 @@ def connect(mailbox: Mailbox, timeout_s: float = 300.0) -> dict[int, socket.sock
         except OSError as error:
             for connection in found.values():
                 connection.close()
-            where = ", ".join(f"rank {r} at {w[0]}:{w[1]}" for r, (_, w, _) in enumerate(everyone))
-            detail = f"{error}; {where}; {_INTERFACES} names the interface to use"
+            places = ", ".join(f"rank {r}: {w[0]}:{w[1]}" for r, (_, w, _) in enumerate(everyone))
+            detail = f"{error}; {places}; {_INTERFACES} names the interface to use"
             raise CollectiveError("connect", rank, detail) from error
     return found
 
