@@ -130,11 +130,11 @@ class PriorityMailbox:
     def _refusal(self, exchange: _Exchange) -> str | None:
         if self._is_closed:
             return "the mailbox was closed"
-        return self._failure or self._missed(exchange)
+        return self._failure or self._missed(exchange.sources | exchange.targets)
 
-    def _missed(self, exchange: _Exchange) -> str | None:
-        """Say which rank that an exchange waits for has left."""
-        for peer in (*exchange.sources, *exchange.targets):
+    def _missed(self, peers: set[int]) -> str | None:
+        """Say which of some ranks has left."""
+        for peer in peers:
             if self._lines[peer].has_left:
                 return f"rank {peer} has closed its end"
         return None
@@ -153,7 +153,9 @@ class PriorityMailbox:
         """Fail what cannot be completed any more: all of it, or what needs a rank that left."""
         with self._lock:
             under_way = list(self._under_way.values())
-            reason = reason or next(filter(None, map(self._missed, under_way)), "")
+            # What a rank that left was sent it has read, or did not want.
+            missed = (self._missed(exchange.sources) for exchange in under_way)
+            reason = reason or next(filter(None, missed), "")
             if not reason or self._is_closed:
                 return
             self._failure = self._failure or reason
