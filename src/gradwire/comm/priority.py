@@ -108,11 +108,15 @@ class PriorityMailbox:
         Raises:
             SpecError: A tensor is not contiguous or not on the CPU.
         """
-        outgoing = [(p, _bytes(x, f"sends[{p}]")) for p, x in sends.items() if x.numel()]
+        outgoing = [
+            (p, _bytes(x, f"sends[{p}]"))
+            for p, x in sends.items()
+            if x.numel() and not self._lines[p].has_left  # nothing more is wanted there
+        ]
         incoming = [(p, _bytes(x, f"receives[{p}]")) for p, x in receives.items() if x.numel()]
         exchange = _Exchange(tag, [p for p, _ in incoming], [p for p, _ in outgoing])
         with self._lock:
-            refused = self._refusal(exchange)
+            refused = "the mailbox was closed" if self._is_closed else self._failure
             if refused is None and exchange.left:
                 self._under_way[id(exchange)] = exchange
         if refused is not None:
@@ -125,12 +129,9 @@ class PriorityMailbox:
         for peer, data in outgoing:
             counter = self._counter(exchange, exchange.targets, peer)
             self._lines[peer].send(tag, data, priority, counter)
+        if any(line.has_left for line in self._lines.values()):
+            self._on_broken("")  # what is not here from a rank that left will not come
         return exchange.pending
-
-    def _refusal(self, exchange: _Exchange) -> str | None:
-        if self._is_closed:
-            return "the mailbox was closed"
-        return self._failure or self._missed(exchange.sources | exchange.targets)
 
     def _missed(self, peers: set[int]) -> str | None:
         """Say which of some ranks has left."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import math
 import time
 import weakref
@@ -27,7 +28,7 @@ from gradwire.engine.overlap_talk import Talk
 from gradwire.engine.overlap_turn import Turn
 from gradwire.engine.overlap_update import Updater
 from gradwire.engine.worker import Worker
-from gradwire.errors import CollectiveError, SpecError
+from gradwire.errors import CollectiveError, GradwireError, SpecError
 from gradwire.key import Key
 from gradwire.plan import Plan
 from gradwire.spec import ReducerSpec, reducer_from_dict, to_dict
@@ -292,7 +293,7 @@ class Overlap:
     def close(self) -> None:
         """Finish what is under way, stop the threads and disconnect. Can be called twice."""
         if self._closer.alive and self._failure is None:
-            with contextlib.suppress(CollectiveError):
+            with contextlib.suppress(GradwireError):  # whoever trains was told before
                 self.synchronize()
         self._closer()
 
@@ -305,6 +306,9 @@ class Overlap:
     def _check_usable(self) -> None:
         if not self._closer.alive:
             raise SpecError("overlap", "closed", "open; call gradwire.overlap anew")
+        self._check_failed()
+
+    def _check_failed(self) -> None:
         if self._failure is not None:
             raise CollectiveError("overlap", self.rank, f"already broken: {self._failure}")
 
@@ -399,8 +403,9 @@ class Overlap:
             self._failure = self._failure or detail
             self._mailbox.fail(detail)
             if isinstance(error, CollectiveError):
-                error.args = (f"{what}: {error}",)
-                raise
+                told = copy.copy(error)  # others may wait for the same future
+                told.args = (f"{what}: {error}",)
+                raise told from error
             raise CollectiveError("overlap", self.rank, detail) from error
 
     def _drop(self, turn: Turn) -> None:
@@ -411,6 +416,7 @@ class Overlap:
 
     def _apply(self, turn: Turn, record: StepRecord | None = None) -> None:
         """Wait for a gradient and update the layer with it."""
+        self._check_failed()
         layer, groups = turn.layer, turn.groups
         assert turn.exchange is not None, "marked turns have one"
         assert groups is not None, "as above"

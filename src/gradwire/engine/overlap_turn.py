@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+import torch
 from torch import Tensor
 
 from gradwire.engine.overlap_exchange import LayerExchange
 from gradwire.engine.overlap_layers import Layer
 from gradwire.engine.overlap_notes import Note
 from gradwire.engine.overlap_update import Groups
+
+_SAMPLED = 16
 
 
 @dataclass(slots=True, eq=False)
@@ -22,6 +25,7 @@ class Turn:
         step: Number of the step it began in.
         seen: By place of the parameter: its `grad` when it was taken, and
             how often that had been changed until then.
+        sample: A few values of the first one taken, as they were.
         used: By place of the parameter: whether it has a gradient here.
         exchange: Under way from the moment the gradient is complete.
         groups: Hyper-parameters to update it with; None before `step()`.
@@ -33,6 +37,7 @@ class Turn:
     number: int
     step: int
     seen: dict[int, tuple[Tensor, int]] = field(default_factory=dict)
+    sample: Tensor | None = None
     used: list[bool] = field(default_factory=list)
     exchange: LayerExchange | None = None
     groups: Groups | None = None
@@ -55,6 +60,8 @@ class Turn:
         gradient = self.layer.parameters[place].grad
         assert gradient is not None, "hooks run once it is there"
         self.layer.views[place].copy_(gradient.detach())
+        if not self.seen:
+            self.sample = _sample(gradient)
         self.seen[place] = (gradient, gradient._version)  # noqa: SLF001 - no public way to read it
         self.used[place] = True
 
@@ -74,9 +81,22 @@ class Turn:
                 self.layer.views[i].zero_()
 
     def changed(self) -> str | None:
-        """Return a parameter whose gradient the user has changed since, if any."""
+        """Return a parameter whose gradient the user has changed since, if any.
+
+        Not every change counts as a version (a GradScaler's does not), so some
+        values are compared, too.
+        """
         for i, (gradient, version) in self.seen.items():
             now = self.layer.parameters[i].grad
+            sample, self.sample = self.sample, None
+            if sample is not None and now is not None and not torch.equal(_sample(now), sample):
+                return self.layer.names[i]
             if now is not None and (now is not gradient or now._version != version):  # noqa: SLF001
                 return self.layer.names[i]
         return None
+
+
+def _sample(values: Tensor) -> Tensor:
+    """Copy a few values, as bytes: NaN is equal to itself then."""
+    flat = values.detach().reshape(-1)
+    return flat[:: max(1, flat.numel() // _SAMPLED)].clone().view(torch.uint8)
