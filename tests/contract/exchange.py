@@ -29,12 +29,19 @@ NAMES = (
     *("none", "bf16", "fp16", "fp8", "fp8_e5m2", "int8", "int4", "int3", "int2", "int1", "sign"),
     *("topk:0.1", "threshold:0.1", "random_k:0.1", "low_rank", "low_rank:4"),
     *("none@broadcast", "bf16@two_phase", "fp8@broadcast", "int4@broadcast", "sign@broadcast"),
+    *("qsgd4", "qsgd6:256@two_phase", "planes8", "planes8:4", "planes6:4@two_phase"),
 )
 SPECS = {name: parse_reducer(name) for name in NAMES} | {
     "int4 nearest": TwoPhase(Quantize(4, rounding="nearest")),
     "int4 long blocks": TwoPhase(Quantize(4, block_size=1024)),
     "int4 without feedback": TwoPhase(Quantize(4), feedback=False),
     "int4@broadcast without feedback": Broadcast(Quantize(4), feedback=False),
+    "senders": Broadcast(Quantize(4), senders=(Quantize(3), Sign(), Quantize(8, 512))),
+    "senders without feedback": Broadcast(
+        Quantize(4),
+        feedback=False,
+        senders=(Quantize(1), Float("bfloat16"), Quantize(2), Quantize(6)),
+    ),
     "low_rank without feedback": LowRank(2, feedback=False),
     "low_rank without warm start": LowRank(2, warm_start=False),
 }

@@ -19,6 +19,7 @@ from gradwire.spec.base import (
 from gradwire.spec.codecs import (
     FLOAT_BYTES,
     MAX_BITS,
+    BitPlanes,
     Float,
     FloatFormat,
     Quantize,
@@ -45,6 +46,7 @@ __all__ = [
     "MAX_STRETCH",
     "REDUCER_SPECS",
     "AllReduce",
+    "BitPlanes",
     "Broadcast",
     "CodecSpec",
     "Entry",
