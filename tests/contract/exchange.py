@@ -36,12 +36,6 @@ SPECS = {name: parse_reducer(name) for name in NAMES} | {
     "int4 long blocks": TwoPhase(Quantize(4, block_size=1024)),
     "int4 without feedback": TwoPhase(Quantize(4), feedback=False),
     "int4@broadcast without feedback": Broadcast(Quantize(4), feedback=False),
-    "senders": Broadcast(Quantize(4), senders=(Quantize(3), Sign(), Quantize(8, 512))),
-    "senders without feedback": Broadcast(
-        Quantize(4),
-        feedback=False,
-        senders=(Quantize(1), Float("bfloat16"), Quantize(2), Quantize(6)),
-    ),
     "low_rank without feedback": LowRank(2, feedback=False),
     "low_rank without warm start": LowRank(2, warm_start=False),
 }

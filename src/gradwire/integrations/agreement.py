@@ -52,7 +52,7 @@ def agree(
     problem: Exception | None = None
     chosen, parameters = Plan(()), []
     try:
-        chosen = load_plan(plan)
+        chosen = _fixed(load_plan(plan))
         options.check()
         parameters = _parameters(ddp)
         _refuse(ddp)
@@ -74,6 +74,17 @@ def agree(
         if difference:
             raise RankMismatchError("attach", mailbox.rank, difference, digests)
     return chosen, parameters
+
+
+def _fixed(plan: Plan) -> Plan:
+    """Refuse a plan whose bits follow the overlap with the next forward pass."""
+    if plan.adaptive is not None:
+        raise SpecError(
+            "plan",
+            "aqgb",
+            "possible in DDP's hook, where backward waits for every gradient: use gradwire.overlap",
+        )
+    return plan
 
 
 def _difference(first: Mapping[str, Any], theirs: Mapping[str, Any], rank: int) -> str | None:

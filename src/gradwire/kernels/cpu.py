@@ -236,7 +236,7 @@ def planes_decode(
     details = (bits, planes, block_size)
     status = _decode(function, payloads, segments, divisor, accumulate, out, *details)
     if status > 0:
-        reference_planes.check_planes(status - 1, planes)
+        reference_planes.check_planes(ctypes.c_int32(status - 1).value, planes)
     if status:
         spec = BitPlanes(bits, planes, block_size)
         _refuse("planes_decode", spec, payloads, segments, out)

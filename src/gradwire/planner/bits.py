@@ -25,7 +25,7 @@ from operator import sub
 from typing import NamedTuple
 
 from gradwire.errors import SpecError
-from gradwire.planner.greedy import excess, spend
+from gradwire.planner.greedy import Rooms, excess, spend
 from gradwire.planner.water import tighten
 
 _ROUNDS = 9
@@ -152,7 +152,22 @@ def _relieve(demands: Sequence[Demand], budgets: Sequence[float], price: float) 
     for _ in range(2):  # once to see what is left, once without what that makes idle
         chosen = _fit(demands, [budget + stall for budget in budgets], price)
         stall = max(0.0, excess((o.cost for o in chosen), budgets))
+    _recover(demands, chosen, [budget + stall for budget in budgets])
     return chosen
+
+
+def _recover(demands: Sequence[Demand], chosen: list[Option], budgets: Sequence[float]) -> None:
+    """Give layers the best of their reliefs that fits: some saved more than was needed."""
+    rooms = Rooms([o.cost for o in chosen], budgets)
+    relieved = [i for i, d in enumerate(demands) if chosen[i] is not d.options[0]]
+    for i in sorted(relieved, key=lambda i: -chosen[i].error):
+        now = chosen[i]
+        room = now.cost + rooms.after(i)
+        ways = [o for o in (demands[i].options[0], *demands[i].reliefs) if o.cost <= room]
+        best = min(ways, key=lambda o: o.error)
+        if best.error < now.error:
+            rooms.take(i, best.cost - now.cost)
+            chosen[i] = best
 
 
 def _fit(demands: Sequence[Demand], budgets: Sequence[float], price: float) -> list[Option]:
@@ -197,7 +212,7 @@ def _start(demands: Sequence[Demand], budgets: Sequence[float]) -> list[int]:
     slopes = [slope for d in demands for slope in (d.slopes[:1] + d.slopes[-1:])]
     if not slopes:
         return places
-    steepest, flattest = math.log2(-min(slopes)), math.log2(-max(slopes))
+    steepest, flattest = math.log2(-min(slopes)) + 1, math.log2(-max(slopes))
     parts = [(0, len(demands), flattest, steepest, 0, 0.0)]
     while parts:
         first, last, low, high, round_, used = parts.pop()

@@ -49,9 +49,21 @@ def spend(
     slopes: Sequence[Sequence[float]],
     budgets: Sequence[float],
 ) -> None:
-    """Take the step with the largest gain for its cost while it fits; changes `places`.
+    """Take the steps with the largest gain for their cost while they fit.
 
     O(log L) for each step taken or refused.
+
+    Args:
+        places: Of each layer's choice among its costs; changed in place.
+        costs: Of each layer's choices, rising.
+        slopes: Of each layer's steps: negative gain for cost, rising.
+        budgets: Of each prefix.
+
+    Example:
+        >>> places = [0, 0]
+        >>> spend(places, [[1, 2], [1, 2]], [[-3.0], [-5.0]], [2, 3])
+        >>> places
+        [0, 1]
     """
     taken = [row[place] for row, place in zip(costs, places, strict=True)]
     room = tighten(list(map(sub, budgets, accumulate(taken))))
@@ -60,7 +72,7 @@ def spend(
         for i, (row, place) in enumerate(zip(slopes, places, strict=True))
         if place < len(row) and costs[i][place + 1] - taken[i] <= room[i]
     ]
-    rooms = _Rooms(list(map(sub, room, (0, *room[:-1]))))
+    rooms = Rooms(taken, budgets)
     heapq.heapify(heap)
     while heap:
         i = heap[0][1]
@@ -77,12 +89,24 @@ def spend(
             heapq.heappop(heap)
 
 
-class _Rooms:
-    """What is left of each prefix's budget: a tree of sums and least prefix sums."""
+class Rooms:
+    """What is left of each prefix's budget: a tree of sums and least prefix sums.
 
-    def __init__(self, rises: Sequence[float]) -> None:
+    Args:
+        costs: Of each layer.
+        budgets: Of each prefix.
+
+    Example:
+        >>> rooms = Rooms([2, 1], [4, 5])
+        >>> rooms.take(0, 1)
+        >>> rooms.after(0), rooms.after(1)
+        (1, 1)
+    """
+
+    def __init__(self, costs: Sequence[float], budgets: Sequence[float]) -> None:
+        rises = list(map(sub, map(sub, budgets, (0, *budgets[:-1])), costs))
         self._size = 1 << max(0, len(rises) - 1).bit_length()
-        self._sum = [0.0] * self._size + [*rises] + [0.0] * (self._size - len(rises))
+        self._sum = [0.0] * self._size + rises + [0.0] * (self._size - len(rises))
         self._least = list(self._sum)
         for node in range(self._size - 1, 0, -1):
             self._join(node)
@@ -98,7 +122,7 @@ class _Rooms:
         """Return the least room of prefix `index` and all longer ones."""
         sums, leasts = self._sum, self._least
         node = self._size + index
-        room = sums[node]
+        room: float = sums[node]
         while node > 1:
             if node & 1:
                 room += sums[node - 1]

@@ -21,7 +21,7 @@ _NO_ERROR = 1e-300
 
 
 class Curve(NamedTuple):
-    """A layer whose error at `b` bits is `error * 4**-b` and whose cost is `size * b`."""
+    """A layer with error `error * 4**-b` and cost `size * b` at `b` bits."""
 
     size: float
     error: float

@@ -8,6 +8,7 @@ same spec, so they cannot disagree.
 
 from __future__ import annotations
 
+from gradwire.spec.adaptive import Adaptive
 from gradwire.spec.base import (
     CODEC_SPECS,
     REDUCER_SPECS,
@@ -45,6 +46,7 @@ __all__ = [
     "MAX_BITS",
     "MAX_STRETCH",
     "REDUCER_SPECS",
+    "Adaptive",
     "AllReduce",
     "BitPlanes",
     "Broadcast",

@@ -103,7 +103,7 @@ def _parse_codec(text: str, name: str, number: str) -> CodecSpec:
 
 
 def _whole(text: str, number: str, default: int) -> int:
-    value = _parameter(text, number, default)
+    value = _parameter(text, number, float(default))
     if not value.is_integer():
         raise SpecError("spec", text, "a name and a whole number, such as planes8:4")
     return int(value)
