@@ -27,7 +27,9 @@ from gradwire.errors import (
 )
 from gradwire.plan import Plan, Rule, load_plan
 from gradwire.spec import (
+    Adaptive,
     AllReduce,
+    BitPlanes,
     Broadcast,
     Float,
     LowRank,
@@ -66,8 +68,10 @@ def __dir__() -> list[str]:
 
 
 __all__ = [
+    "Adaptive",
     "AllReduce",
     "BackendError",
+    "BitPlanes",
     "Broadcast",
     "CollectiveError",
     "CommandError",

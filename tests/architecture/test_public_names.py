@@ -12,8 +12,10 @@ import pytest
 import gradwire
 
 PUBLIC = {
+    "Adaptive",
     "AllReduce",
     "BackendError",
+    "BitPlanes",
     "Broadcast",
     "CollectiveError",
     "CommandError",

@@ -52,7 +52,7 @@ def agree(
     problem: Exception | None = None
     chosen, parameters = Plan(()), []
     try:
-        chosen = load_plan(plan)
+        chosen = _fixed(load_plan(plan))
         options.check()
         parameters = _parameters(ddp)
         _refuse(ddp)
@@ -98,6 +98,17 @@ def settle(  # noqa: PLR0913 - what ranks compare, and where
         difference = _difference(everyone[0], theirs, rank)
         if difference:
             raise RankMismatchError(op, mailbox.rank, difference, digests)
+
+
+def _fixed(plan: Plan) -> Plan:
+    """Refuse a plan whose bits follow the overlap with the next forward pass."""
+    if plan.adaptive is not None:
+        raise SpecError(
+            "plan",
+            "aqgb",
+            "possible in DDP's hook, where backward waits for every gradient: use gradwire.overlap",
+        )
+    return plan
 
 
 def _difference(first: Mapping[str, Any], theirs: Mapping[str, Any], rank: int) -> str | None:
