@@ -6,6 +6,7 @@ the whole parameter, so that results do not depend on how it is cut.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 from gradwire.codecs.base import Segment, Segments
@@ -30,8 +31,12 @@ def cut(spec: ReducerSpec, part: Part, numel: int = CHUNK_NUMEL) -> tuple[Part, 
     match spec:
         case AllReduce():
             return tuple(Part.of(slots) for slots in _pack_slots(part.slots, numel))
-        case Broadcast(codec=codec) if not isinstance(codec, Sparse):
-            pieces = _pack(part.segments, codec.block_size, numel)
+        case Broadcast(codec=codec, senders=senders):
+            codecs = (codec, *(senders or ()))
+            if any(isinstance(c, Sparse) for c in codecs):
+                return (part,)
+            block_size = math.lcm(*(c.block_size for c in codecs))
+            pieces = _pack(part.segments, block_size, numel)
             return tuple(Part(part.slots, piece) for piece in pieces)
         case TwoPhase(codec=codec):
             return _cut_shards(part, codec.block_size, max(numel // len(part.shards), 1))

@@ -17,6 +17,7 @@ from gradwire.comm.shaped import Link
 from gradwire.comm.sockets import connect
 from gradwire.comm.torch_dist import TorchMailbox
 from gradwire.control.base import Controller
+from gradwire.control.overlap import OverlapController
 from gradwire.engine.overlap import Overlap, Settings
 from gradwire.engine.overlap_layers import Layer, LayerTable, find_layers
 from gradwire.engine.overlap_stats import OverlapStep
@@ -52,9 +53,11 @@ def overlap(  # noqa: PLR0913 - all but the first three by keyword
     Args:
         model: A plain module, not wrapped in DDP.
         optimizer: What updates its parameters, or several of them; in use as before.
-        plan: As for `attach`.
+        plan: As for `attach`, or `"aqgb"`: each layer in as many bits as can be
+            hidden behind computation.
         group: The ranks, or None for all of them.
-        controller: Chooses the reducer of each layer while training runs.
+        controller: Chooses the reducer of each layer while training runs, in
+            place of that of an adaptive plan.
         link: Make transfers last as long as on such a link, to try one out.
         check_every: Every so many steps verify that all ranks hold the same
             parameters; 0 for never.
@@ -126,6 +129,8 @@ def start(
     model = getattr(model, "_orig_mod", model)
     _copy_from_first(model, mailbox)
     table = find_layers(model, optimizers)
+    if settings.controller is None and plan.adaptive is not None:
+        settings = settings._replace(controller=OverlapController(plan.adaptive))
     engine = Overlap(plan, table, [Updater(o) for o in optimizers], mailbox, settings)
     _Hooks(engine, model, table).install(optimizers)
     return engine
