@@ -81,9 +81,9 @@ class PriorityMailbox:
         self._failure: str | None = None
         self._is_closed = False
         self._pid = os.getpid()
-        self._meter = _Meter()
-        self._gathers = 0
         port = None if link is None or link.is_unlimited else Port(link)
+        self._meter = _Meter(_BUFFERED_BYTES if port is None else 0)
+        self._gathers = 0
         self._lines: dict[int, Line] = {}
         self._lines = {
             peer: Line(peer, connection, port, self._meter.add, self._on_broken)
@@ -277,9 +277,14 @@ class _Prioritised:
 
 
 class _Meter:
-    """Rate of what was sent, over the time in which there was something to send."""
+    """Rate of what was sent, over the time in which there was something to send.
 
-    def __init__(self) -> None:
+    Args:
+        buffered_bytes: What the beginning of each burst leaves out.
+    """
+
+    def __init__(self, buffered_bytes: int) -> None:
+        self._buffered_bytes = buffered_bytes
         self._lock = threading.Lock()
         self._packets: deque[tuple[float, float, int]] = deque(maxlen=_METERED)
 
@@ -289,15 +294,20 @@ class _Meter:
                 self._packets.append((start_s, end_s, size))
 
     def bytes_per_s(self) -> float | None:
-        """Add up the latest packets, without the beginning of each burst."""
+        """Add up the latest packets, without the beginning of each burst where more is known."""
         with self._lock:
             packets = sorted(self._packets)
+        rate = self._rate(packets, self._buffered_bytes)
+        return self._rate(packets, 0) if rate is None else rate
+
+    @staticmethod
+    def _rate(packets: list[tuple[float, float, int]], buffered_bytes: int) -> float | None:
         total_bytes, total_s = 0, 0.0
         burst_bytes, reached_s = 0, float("-inf")
         for start_s, end_s, size in packets:
             if start_s > reached_s + _PAUSE_S:
                 burst_bytes, reached_s = 0, start_s
-            if burst_bytes >= _BUFFERED_BYTES:
+            if burst_bytes >= buffered_bytes:
                 total_bytes += size
                 total_s += max(0.0, end_s - max(start_s, reached_s))
             burst_bytes += size

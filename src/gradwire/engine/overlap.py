@@ -28,7 +28,7 @@ from gradwire.engine.overlap_talk import Talk
 from gradwire.engine.overlap_turn import Turn
 from gradwire.engine.overlap_update import Updater
 from gradwire.engine.worker import Worker
-from gradwire.errors import CollectiveError, GradwireError, SpecError
+from gradwire.errors import CollectiveError, GradwireError, RankMismatchError, SpecError
 from gradwire.key import Key
 from gradwire.plan import Plan
 from gradwire.spec import ReducerSpec, reducer_from_dict, to_dict
@@ -401,7 +401,8 @@ class Overlap:
             limit = f"nothing came within {self._mailbox.timeout_s:g} s"
             detail = f"{what}: {limit if isinstance(error, TimeoutError) else error}"
             self._failure = self._failure or detail
-            self._mailbox.fail(detail)
+            if not isinstance(error, RankMismatchError):  # all ranks find that by themselves
+                self._mailbox.fail(detail)
             if isinstance(error, CollectiveError):
                 told = copy.copy(error)  # others may wait for the same future
                 told.args = (f"{what}: {error}",)

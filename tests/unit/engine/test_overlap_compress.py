@@ -2,6 +2,7 @@
 
 import json
 import math
+import tempfile
 import warnings
 
 import pytest
@@ -75,8 +76,6 @@ def test_resuming_is_bit_identical(spec):
         ranks.optimizer.load_state_dict(optimizer)
         ranks.step.load_state_dict(step)
         return train(ranks, range(5, 8), _loss)
-
-    import tempfile
 
     with tempfile.TemporaryDirectory() as folder:
         run(2, _build(), first, spec)
@@ -156,19 +155,15 @@ class Every:
 
 def test_a_controller_changes_levels_at_the_same_step_on_all_ranks():
     logs = [[], []]
-    made = iter(logs)
-
     def body(ranks):
         seen = []
         ranks.step._settings = ranks.step._settings._replace(controller=Every(logs[ranks.rank]))
         ranks.step._talk._controller = Every(logs[ranks.rank])
-        ranks.step._mailbox._meter.bytes_per_s = lambda: 1e6
         for i in range(16):
             train(ranks, range(i, i + 1), _loss)
             seen.append(tuple(map(str, ranks.step.reducers().values())))
         return weights(ranks.model), seen
 
-    del made
     (a, seen), (b, other) = run(2, _build(), body, everywhere("int4@broadcast"))
     assert same(a, b)
     assert seen == other
@@ -187,7 +182,6 @@ def test_what_is_owed_is_paid_when_a_layer_becomes_dense():
             return {layer.name: parse_reducer("none") for layer in layers}
 
     def body(ranks):
-        ranks.step._mailbox._meter.bytes_per_s = lambda: 1e6
         train(ranks, range(2), _loss)
         assert all(r.any() for r in _residual(ranks).values())
         train(ranks, range(2, 7), _loss)
