@@ -4,8 +4,8 @@ import json
 import subprocess
 import sys
 import textwrap
-import time
 import threading
+import time
 
 import pytest
 import torch

@@ -15,9 +15,9 @@ import struct
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from gradwire.comm.inbox import Inbox
 from gradwire.comm.shaped import Port
 
 BYE, ACK, PING, PONG = -1, -2, -3, -4
@@ -41,22 +41,6 @@ class Message(NamedTuple):
     data: memoryview
     offset: int
     sent: Callable[[], None]
-
-
-@dataclass(slots=True)
-class _Box:
-    """Where a message goes, and how much of it is missing."""
-
-    data: memoryview
-    missing: int
-    arrived: Callable[[], None]
-
-
-@dataclass(slots=True)
-class _Early:
-    """Packets of a message nobody has asked for yet."""
-
-    pieces: list[tuple[int, bytearray]] = field(default_factory=list)
 
 
 class Line:
@@ -104,9 +88,8 @@ class Line:
         self._is_stopping = False
         self._pinged_s = 0.0
         self._packet_bytes = _FIRST_PACKET
-        self._boxes: dict[int, _Box] = {}
-        self._early: dict[int, _Early] = {}
-        self._lock = threading.Lock()
+        self._inbox = Inbox()
+        self.receive = self._inbox.expect
         _prepare(connection)
         self._threads = [
             threading.Thread(target=self._guarded, args=(run,), name=name, daemon=True)
@@ -128,22 +111,8 @@ class Line:
             sent: Called when the last byte was handed to the network.
         """
         with self._changed:
-            heapq.heappush(
-                self._queue, Message(priority, next(self._serial), tag, data, 0, sent)
-            )
+            heapq.heappush(self._queue, Message(priority, next(self._serial), tag, data, 0, sent))
             self._changed.notify()
-
-    def receive(self, tag: int, data: memoryview, arrived: Callable[[], None]) -> None:
-        """Fill `data` with the message of a tag, which may have come already."""
-        box = _Box(data, len(data), arrived)
-        with self._lock:
-            early = self._early.pop(tag, _Early())
-            self._boxes[tag] = box
-            for offset, piece in early.pieces:
-                self._put(box, tag, offset, piece)
-            is_full = self._is_full(tag, box)
-        if is_full:
-            arrived()
 
     def note(self, tag: int, priority: float) -> None:
         """Send a message that carries nothing: `BYE`, or `PING` to measure latency."""
@@ -227,44 +196,16 @@ class Line:
             self._broken(f"rank {self.peer}: connection closed by peer")
 
     def _receive_packet(self, tag: int, offset: int, size: int, departed_s: float) -> None:
-        with self._lock:
-            box = self._boxes.get(tag)
-        if box is not None:
-            _check_fits(box, tag, offset, size)
-            whole = _receive_whole(self._socket, box.data[offset : offset + size])
-        else:
-            piece = bytearray(size)
-            whole = _receive_whole(self._socket, memoryview(piece))
-        if not whole:
+        box, place = self._inbox.place(tag, offset, size)
+        if not _receive_whole(self._socket, place):
             raise ConnectionError("connection closed by peer in the middle of a packet")
         self._arrive(departed_s, size)
-        with self._lock:
-            if box is not None:
-                box.missing -= size
-            elif (box := self._boxes.get(tag)) is not None:
-                self._put(box, tag, offset, piece)
-            else:
-                self._early.setdefault(tag, _Early()).pieces.append((offset, piece))
-            is_full = box is not None and self._is_full(tag, box)
-        if is_full and box is not None:
-            box.arrived()
+        self._inbox.filled(tag, offset, place, box)
 
     def _arrive(self, departed_s: float, size: int) -> None:
         if self._port is not None:
             due_s = self._port.receive(departed_s, size)
             time.sleep(max(0.0, due_s - time.monotonic()))
-
-    @staticmethod
-    def _put(box: _Box, tag: int, offset: int, piece: bytearray) -> None:
-        _check_fits(box, tag, offset, len(piece))
-        box.data[offset : offset + len(piece)] = piece
-        box.missing -= len(piece)
-
-    def _is_full(self, tag: int, box: _Box) -> bool:
-        """Whether a message is complete; then forget its tag. Held: the lock."""
-        if box.missing == 0:
-            self._boxes.pop(tag, None)
-        return box.missing == 0
 
     def _noted(self, tag: int) -> None:
         if tag == PING:
@@ -291,13 +232,6 @@ def _prepare(connection: socket.socket) -> None:
     option = getattr(socket, "TCP_NOTSENT_LOWAT", None)
     if option is not None:
         connection.setsockopt(socket.IPPROTO_TCP, option, _UNSENT_BYTES)
-
-
-def _check_fits(box: _Box, tag: int, offset: int, size: int) -> None:
-    if offset + size > len(box.data):
-        raise ValueError(
-            f"tag {tag}: at least {offset + size} bytes sent, {len(box.data)} expected"
-        )
 
 
 def _send_whole(connection: socket.socket, header: bytes, data: memoryview) -> None:

@@ -7,7 +7,6 @@ import pickle
 import socket
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
@@ -16,16 +15,12 @@ from torch import Tensor
 
 from gradwire.comm.base import Pending
 from gradwire.comm.line import BYE, PING, Line
+from gradwire.comm.meter import BUFFERED_BYTES, Meter
 from gradwire.comm.shaped import Link, Port
 from gradwire.errors import CollectiveError, SpecError
 
 _SETUP_TAG = 1 << 62
 _FAREWELL_S = 5.0
-_BUFFERED_BYTES = 1 << 17
-"""What a burst begins with goes into the kernel's buffers, and says nothing of the network."""
-
-_PAUSE_S = 0.001
-_METERED = 64
 
 
 class Rates(NamedTuple):
@@ -82,7 +77,7 @@ class PriorityMailbox:
         self._is_closed = False
         self._pid = os.getpid()
         port = None if link is None or link.is_unlimited else Port(link)
-        self._meter = _Meter(_BUFFERED_BYTES if port is None else 0)
+        self._meter = Meter(BUFFERED_BYTES if port is None else 0)
         self._gathers = 0
         self._lines: dict[int, Line] = {}
         self._lines = {
@@ -125,7 +120,11 @@ class PriorityMailbox:
         if not exchange.left:
             exchange.settle(None)
         for peer, data in incoming:
-            self._lines[peer].receive(tag, data, self._counter(exchange, exchange.sources, peer))
+            counter = self._counter(exchange, exchange.sources, peer)
+            try:
+                self._lines[peer].receive(tag, data, counter)
+            except ValueError as error:
+                self._on_broken(f"rank {peer}: {error}")
         for peer, data in outgoing:
             counter = self._counter(exchange, exchange.targets, peer)
             self._lines[peer].send(tag, data, priority, counter)
@@ -274,45 +273,6 @@ class _Prioritised:
     def close(self) -> None:
         """See `Mailbox.close`."""
         self._mailbox.close()
-
-
-class _Meter:
-    """Rate of what was sent, over the time in which there was something to send.
-
-    Args:
-        buffered_bytes: What the beginning of each burst leaves out.
-    """
-
-    def __init__(self, buffered_bytes: int) -> None:
-        self._buffered_bytes = buffered_bytes
-        self._lock = threading.Lock()
-        self._packets: deque[tuple[float, float, int]] = deque(maxlen=_METERED)
-
-    def add(self, start_s: float, end_s: float, size: int) -> None:
-        if size:
-            with self._lock:
-                self._packets.append((start_s, end_s, size))
-
-    def bytes_per_s(self) -> float | None:
-        """Add up the latest packets, without the beginning of each burst where more is known."""
-        with self._lock:
-            packets = sorted(self._packets)
-        rate = self._rate(packets, self._buffered_bytes)
-        return self._rate(packets, 0) if rate is None else rate
-
-    @staticmethod
-    def _rate(packets: list[tuple[float, float, int]], buffered_bytes: int) -> float | None:
-        total_bytes, total_s = 0, 0.0
-        burst_bytes, reached_s = 0, float("-inf")
-        for start_s, end_s, size in packets:
-            if start_s > reached_s + _PAUSE_S:
-                burst_bytes, reached_s = 0, start_s
-            if burst_bytes >= buffered_bytes:
-                total_bytes += size
-                total_s += max(0.0, end_s - max(start_s, reached_s))
-            burst_bytes += size
-            reached_s = max(reached_s, end_s)
-        return total_bytes / total_s if total_s > 0 else None
 
 
 def _bytes(tensor: Tensor, field: str) -> memoryview:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import copy
-import math
 import time
 import weakref
 from collections import deque
@@ -14,28 +12,25 @@ from typing import Any, NamedTuple, NoReturn, TypeVar
 
 import torch
 
-from gradwire.comm.channel import Scratch
 from gradwire.comm.priority import PriorityMailbox
 from gradwire.control.base import Controller
 from gradwire.engine.checkpoint import pack, residual_scale, unpack
-from gradwire.engine.feedback import ErrorFeedback
-from gradwire.engine.overlap_exchange import CHANNELS, LayerExchange
+from gradwire.engine.overlap_clip import Clip
+from gradwire.engine.overlap_guard import Guard
 from gradwire.engine.overlap_layers import Layer, LayerTable
 from gradwire.engine.overlap_record import StepRecord
-from gradwire.engine.overlap_scheme import Schemes
+from gradwire.engine.overlap_send import Sender
 from gradwire.engine.overlap_stats import OverlapStats, OverlapStep
 from gradwire.engine.overlap_talk import Talk
 from gradwire.engine.overlap_turn import Turn
 from gradwire.engine.overlap_update import Updater
 from gradwire.engine.worker import Worker
-from gradwire.errors import CollectiveError, GradwireError, RankMismatchError, SpecError
-from gradwire.key import Key
+from gradwire.errors import GradwireError, SpecError
 from gradwire.plan import Plan
-from gradwire.spec import ReducerSpec, reducer_from_dict, to_dict
+from gradwire.spec import ReducerSpec
 from gradwire.timeline import Timeline
 
 T = TypeVar("T")
-_MEASURED_EVERY = 10
 _RECENT_STEPS = 20
 _DRAIN_S = 5.0
 
@@ -75,28 +70,26 @@ class Overlap:
         self._updaters = updaters
         self._mailbox = mailbox
         self._settings = settings
-        parameters = table.parameters
-        assignments = plan.assign(parameters, mailbox.world_size)
-        self._dense = {n: a.dense_reason for n, a in assignments.items() if a.dense_reason}
-        self._feedback = ErrorFeedback(parameters, assignments, torch.device("cpu"))
-        offsets = self._feedback.offsets
-        self._schemes = Schemes(parameters, assignments, offsets, mailbox.world_size)
-        self._scratch = Scratch()
+        self._worker = Worker("gradwire-overlap")
+        self._sender = Sender(
+            plan,
+            table,
+            self._worker,
+            mailbox,
+            measure_always=settings.controller is not None,
+        )
         self._step = 0
         self._is_open = self._is_accumulating = self._is_forward = False
-        self._order = list(self._layers)
-        self._places = {layer.index: place for place, layer in enumerate(self._order)}
         self._met: dict[int, Layer] = {}
-        self._last_marked: dict[int, list[Turn]] = {}
         self._errors = [0.0] * len(self._layers)
         self._record: StepRecord | None = None
         self._backward_s: float | None = None
         self._recent: deque[tuple[OverlapStep, Timeline]] = deque(maxlen=_RECENT_STEPS)
-        self._failure: str | None = None
-        self._worker = Worker("gradwire-overlap")
-        self._under_way: set[Future[None]] = set()
+        self._guard = Guard(mailbox)
+        self._clip = Clip(settings.clip_by_last_norm, self._guard)
         self._talk = Talk(mailbox, self._worker, table, settings.controller)
-        self._closer = weakref.finalize(self, _close, self._worker, mailbox, self._under_way)
+        under_way = self._sender.under_way
+        self._closer = weakref.finalize(self, _close, self._worker, mailbox, under_way)
 
     @property
     def rank(self) -> int:
@@ -159,7 +152,7 @@ class Overlap:
                 self._apply(layer.turn)  # it was not used in this step
         if self._settings.check_every and self._step % self._settings.check_every == 0:
             self.synchronize()
-            self._guarded("replica check", self._talk.check_replicas(self._step))
+            self._guard.wait("replica check", self._talk.check_replicas(self._step))
         self._begin_step()
         groups = self._updaters[number].groups()
         turns = [layer.turn or self._begin(layer) for layer in layers]
@@ -168,11 +161,12 @@ class Overlap:
                 turn.complete()
                 if turn.exchange is None:
                     self._start(turn)
-        factor = self._factor(number, turns)
+        factor = self._clip.factor(number, turns)
         note = self._talk.send(self._step, turns, self._order_met(), self._errors)
-        self._track(note.done)
+        self._sender.track(note.done)
         for turn in turns:
             turn.groups, turn.factor, turn.note = groups, factor, note
+            turn.seen.clear()  # memory of gradients that have been copied
             for p in turn.layer.parameters:
                 p.grad = None
         if self._record is not None:
@@ -226,7 +220,7 @@ class Overlap:
         Raises:
             CollectiveError: An exchange has failed; says which layer's.
         """
-        for layer in self._order:
+        for layer in self._sender.order:
             if layer.turn is not None and layer.turn.is_marked:
                 self._apply(layer.turn)
 
@@ -242,7 +236,9 @@ class Overlap:
     def stats(self) -> OverlapStats:
         """Return what the latest whole steps cost, and what is not compressed."""
         steps = tuple(step for step, _ in self._recent)
-        return OverlapStats(self._step, steps, dict(self._dense), self._feedback.num_bytes)
+        return OverlapStats(
+            self._step, steps, dict(self._sender.dense), self._sender.feedback.num_bytes
+        )
 
     def timeline(self) -> Timeline:
         """Return what this rank did in the latest whole step.
@@ -256,7 +252,7 @@ class Overlap:
 
     def reducers(self) -> Mapping[str, ReducerSpec]:
         """Return the reducer that each parameter uses now."""
-        return self._schemes.current()
+        return self._sender.reducers()
 
     def state_dict(self) -> dict[str, Any]:
         """Return this rank's state: tensors, numbers and strings only.
@@ -264,11 +260,9 @@ class Overlap:
         Waits until all parameters are up to date. Save it on every rank.
         """
         self.synchronize()
-        state = pack(self.rank, self.world_size, self._step, self.plan, self._feedback)
-        state[f"rank{self.rank}"] |= {
-            "turns": {layer.name: layer.turns for layer in self._layers},
-            "reducers": {n: to_dict(spec) for n, spec in self._schemes.current().items()},
-        }
+        feedback = self._sender.feedback
+        state = pack(self.rank, self.world_size, self._step, self.plan, feedback)
+        state[f"rank{self.rank}"] |= self._sender.state()
         return state
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -280,19 +274,15 @@ class Overlap:
         """
         saved = unpack(state, self.rank)
         self.synchronize()
-        self._feedback.load(saved, residual_scale(saved, self.rank, self.world_size))
+        self._sender.load(saved, residual_scale(saved, self.rank, self.world_size))
         self._step = int(saved["steps_done"])
-        turns = saved.get("turns", {})
-        for layer in self._layers:
-            layer.turns = int(turns.get(layer.name, self._step))
-        self._schemes.restore({n: reducer_from_dict(d) for n, d in saved.get("reducers", {}).items()})
         self._talk.forget()
-        self._last_marked.clear()
+        self._clip.forget()
         self._record = None
 
     def close(self) -> None:
         """Finish what is under way, stop the threads and disconnect. Can be called twice."""
-        if self._closer.alive and self._failure is None:
+        if self._closer.alive and self._guard.failure is None:
             with contextlib.suppress(GradwireError):  # whoever trains was told before
                 self.synchronize()
         self._closer()
@@ -306,11 +296,7 @@ class Overlap:
     def _check_usable(self) -> None:
         if not self._closer.alive:
             raise SpecError("overlap", "closed", "open; call gradwire.overlap anew")
-        self._check_failed()
-
-    def _check_failed(self) -> None:
-        if self._failure is not None:
-            raise CollectiveError("overlap", self.rank, f"already broken: {self._failure}")
+        self._guard.check()
 
     def _refuse_changes(self, layers: Sequence[Layer]) -> None:
         """Refuse gradients that were clipped or scaled here: they are on their way already."""
@@ -333,7 +319,7 @@ class Overlap:
         self._is_open = True
         if record is not None:
             line = record.timeline(start_s)
-            step = record.summary(self._order, line)
+            step = record.summary(self._sender.order, line)
             self._recent.append((step, line))
             self._talk.last_step = step
             for turn in record.turns:
@@ -348,20 +334,16 @@ class Overlap:
         """Take up what all ranks have agreed on since."""
         counted = self._talk.count(self._step)
         if counted is not None:
-            self._guarded("step check", counted)
+            self._guard.wait("step check", counted)
         pending = self._talk.agreed(self._step)
         if pending is None:
             return
-        agreed = self._guarded(f"step {self._step}, notes", pending)
-        self._order = [self._layers[i] for i in agreed.order]
-        self._places = {layer.index: place for place, layer in enumerate(self._order)}
-        for layer in self._layers:
-            if layer.name in agreed.reducers:
-                self._schemes.change(layer, agreed.reducers[layer.name])
+        agreed = self._guard.wait(f"step {self._step}, notes", pending)
+        self._sender.follow(agreed.order, agreed.reducers)
 
     def _order_met(self) -> list[Layer]:
         """Return the layers in order of use, then those that were not used."""
-        return [*self._met.values(), *(x for x in self._order if x.index not in self._met)]
+        return [*self._met.values(), *(x for x in self._sender.order if x.index not in self._met)]
 
     def _begin(self, layer: Layer) -> Turn:
         self._begin_step()
@@ -371,63 +353,29 @@ class Overlap:
 
     def _start(self, turn: Turn) -> None:
         """Send a layer's gradient off."""
-        layer = turn.layer
         assert self._record is not None, "a step has begun"
-        self._record.ready(layer, turn)
-        has_controller = self._settings.controller is not None
-        turn.exchange = LayerExchange(
-            self._schemes.of(layer, all_dense=turn.number < self.plan.warmup_steps),
-            layer.buffer,
-            Key(self.plan.seed, turn.number, self.rank),
-            self._feedback.state,
-            [name for name, used in zip(layer.names, turn.used, strict=True) if not used],
-            is_measured=has_controller or turn.number % _MEASURED_EVERY == 1,
-        )
-        self._track(turn.exchange.done)
-        place = float(self._places[layer.index])
-        number = (turn.number * len(self._layers) + layer.index) * CHANNELS
-        mailbox = self._mailbox.at(place)
-        turn.exchange.submit(self._worker, mailbox, number, place, self._scratch)
-
-    def _track(self, done: Future[None]) -> None:
-        self._under_way.add(done)
-        done.add_done_callback(self._under_way.discard)
-
-    def _guarded(self, what: str, done: Future[T]) -> T:
-        """Wait for something, and break everything off where that fails."""
-        try:
-            return done.result(self._mailbox.timeout_s)
-        except Exception as error:
-            limit = f"nothing came within {self._mailbox.timeout_s:g} s"
-            detail = f"{what}: {limit if isinstance(error, TimeoutError) else error}"
-            self._failure = self._failure or detail
-            if not isinstance(error, RankMismatchError):  # all ranks find that by themselves
-                self._mailbox.fail(detail)
-            if isinstance(error, CollectiveError):
-                told = copy.copy(error)  # others may wait for the same future
-                told.args = (f"{what}: {error}",)
-                raise told from error
-            raise CollectiveError("overlap", self.rank, detail) from error
+        self._record.ready(turn.layer, turn)
+        self._sender.send(turn)
 
     def _drop(self, turn: Turn) -> None:
         """Give up a gradient the user has thrown away."""
         if turn.exchange is not None:
-            self._guarded(str(turn), turn.exchange.done)
+            self._guard.wait(str(turn), turn.exchange.done)
         turn.layer.turn = None
 
     def _apply(self, turn: Turn, record: StepRecord | None = None) -> None:
         """Wait for a gradient and update the layer with it."""
-        self._check_failed()
+        self._guard.check()
         layer, groups = turn.layer, turn.groups
         assert turn.exchange is not None, "marked turns have one"
         assert groups is not None, "as above"
         since_s = time.perf_counter()
         is_late = not turn.exchange.done.done()
-        self._guarded(str(turn), turn.exchange.done)
+        self._guard.wait(str(turn), turn.exchange.done)
         used = turn.used
         if not all(used):
             assert turn.note is not None, "as above"
-            self._guarded(str(turn), turn.note.done)
+            self._guard.wait(str(turn), turn.note.done)
             used = turn.note.used(layer)
         if record is not None:
             if is_late:
@@ -442,20 +390,6 @@ class Overlap:
             parameters = [layer.parameters[i] for i in chosen]
         if chosen:
             self._updaters[layer.optimizer].update(groups, parameters, gradients)
-
-    def _factor(self, number: int, turns: Sequence[Turn]) -> float:
-        """Return what clips the gradient: by the norm of the one before, or its own at first."""
-        limit = self._settings.clip_by_last_norm
-        if limit is None:
-            return 1.0
-        total = 0.0
-        for turn in self._last_marked.get(number, turns):
-            assert turn.exchange is not None, "marked turns have one"
-            self._guarded(str(turn), turn.exchange.done)
-            total += turn.exchange.measured.norm ** 2
-        self._last_marked[number] = list(turns)
-        factor = limit / (math.sqrt(total) + 1e-6)
-        return min(1.0, factor) if math.isfinite(factor) else 1.0
 
 
 def _close(worker: Worker, mailbox: PriorityMailbox, under_way: set[Future[None]]) -> None:

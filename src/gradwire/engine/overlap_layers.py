@@ -138,8 +138,7 @@ def find_layers(model: nn.Module, optimizers: Sequence[torch.optim.Optimizer]) -
 
 
 def _own(prefix: str, module: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
-    for name, p in module.named_parameters(prefix, recurse=False, remove_duplicate=False):
-        yield name, p
+    yield from module.named_parameters(prefix, recurse=False, remove_duplicate=False)
 
 
 def _owners(model: nn.Module, optimizers: Sequence[torch.optim.Optimizer]) -> dict[int, int]:

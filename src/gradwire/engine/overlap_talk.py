@@ -89,11 +89,12 @@ class Talk:
 
         def finish(error: BaseException | None) -> None:
             note.finish(error)
+            if error is not None:
+                agreed.set_exception(error)
+                return
             try:
-                if error is not None:
-                    raise error
                 agreed.set_result(Agreed(note.order(), self._decide(number, note)))
-            except BaseException as failure:  # noqa: BLE001 - reaches whoever waits
+            except Exception as failure:  # noqa: BLE001 - reaches whoever waits
                 agreed.set_exception(failure)
 
         channel = Channel(self._mailbox.at(_PRIORITY), _NOTES + step)

@@ -59,7 +59,8 @@ class Worker:
     ) -> None:
         """Run `steps` to their end, then call `finish` with None or what went wrong.
 
-        Lower priorities go first. After `close` it is called at once: no thread is left to run them.
+        Lower priorities go first. After `close` it is called at once: no thread
+        is left to run them.
         """
         with self._lock:
             is_late = self._is_closed

@@ -63,7 +63,7 @@ def agree(
     return chosen, parameters
 
 
-def settle(  # noqa: PLR0913 - what ranks compare, and where
+def settle(
     op: str,
     problem: Exception | None,
     plan: Plan,

@@ -9,7 +9,8 @@ import torch
 
 from gradwire.comm import line as lines
 from gradwire.comm.local import run_ranks
-from gradwire.comm.priority import PriorityMailbox, _Meter
+from gradwire.comm.meter import Meter
+from gradwire.comm.priority import PriorityMailbox
 from gradwire.comm.shaped import Link
 from gradwire.comm.sockets import connect, run_connected
 from gradwire.errors import CollectiveError, SpecError
@@ -129,7 +130,8 @@ def test_closing_fails_what_is_under_way_and_what_comes_later():
         assert "tag 1: " in pending
         assert "closed" in pending
         assert "tag 2: the mailbox was closed" in later
-    assert not [t for t in threading.enumerate() if t.name.startswith("gradwire-")]
+    names = [t.name for t in threading.enumerate()]
+    assert not [name for name in names if name.startswith(("gradwire-send", "gradwire-receive"))]
 
 
 def test_tensors_that_cannot_be_sent_are_refused():
@@ -154,7 +156,7 @@ def test_latency_and_bandwidth_are_measured():
 
 
 def test_the_meter_leaves_out_pauses_and_what_buffers_swallow():
-    meter = _Meter(1 << 17)
+    meter = Meter(1 << 17)
     assert meter.bytes_per_s() is None
     for burst in range(3):
         for i in range(6):
@@ -204,5 +206,3 @@ def test_run_connected_tells_the_first_error():
 
     with pytest.raises((KeyError, CollectiveError)):
         run_connected(2, body)
-
-

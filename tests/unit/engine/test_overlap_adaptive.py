@@ -3,11 +3,11 @@
 import time
 
 import torch
-from overlapped import draw, run, same, train, weights
 from torch import nn
 
 from gradwire.comm.shaped import Link
 from gradwire.plan import Plan
+from overlapped import draw, run, same, train, weights
 
 
 class Slow(nn.Linear):

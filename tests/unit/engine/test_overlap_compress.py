@@ -7,7 +7,6 @@ import warnings
 
 import pytest
 import torch
-from overlapped import draw, everywhere, plain, run, same, train, weights
 from torch import nn
 
 import gradwire.engine.overlap_scheme as scheme
@@ -16,6 +15,7 @@ from gradwire.engine.feedback import StateWarning
 from gradwire.errors import RankMismatchError, SpecError, StateError
 from gradwire.plan import Plan, Rule
 from gradwire.spec import parse_reducer
+from overlapped import draw, everywhere, plain, run, same, train, weights
 
 SPECS = ("bf16", "int8", "int4", "int4@broadcast", "sign", "topk:0.1@broadcast", "low_rank:2")
 
@@ -147,7 +147,9 @@ class Every:
         assert len(network.bandwidth_bytes_per_s) == 2
         assert network.step_s > 0
         self.log.append((step, tuple(layer.name for layer in layers), layers, network))
-        name = ("int8@broadcast", "none", "int3@broadcast", "int5", "int1@broadcast", "bf16")[step % 6]
+        name = ("int8@broadcast", "none", "int3@broadcast", "int5", "int1@broadcast", "bf16")[
+            step % 6
+        ]
         if step % 2:
             return {layers[0].name: parse_reducer(name)}
         return {layer.name: parse_reducer(name) for layer in layers}
@@ -155,9 +157,10 @@ class Every:
 
 def test_a_controller_changes_levels_at_the_same_step_on_all_ranks():
     logs = [[], []]
+
     def body(ranks):
         seen = []
-        ranks.step._settings = ranks.step._settings._replace(controller=Every(logs[ranks.rank]))
+        ranks.step._sender._measure_always = True
         ranks.step._talk._controller = Every(logs[ranks.rank])
         for i in range(16):
             train(ranks, range(i, i + 1), _loss)
@@ -215,7 +218,7 @@ def test_the_order_of_use_is_rank_0s_and_follows_changes():
         for i in range(10):
             ranks.model.order = "abc" if i < 4 else "cab" if ranks.rank == 0 else "bca"
             train(ranks, range(i, i + 1), _loss)
-            seen.append("".join(layer.name for layer in ranks.step._order))
+            seen.append("".join(layer.name for layer in ranks.step._sender.order))
         return seen, weights(ranks.model)
 
     (first, a), (second, b) = run(2, build, body)
@@ -246,7 +249,13 @@ def test_stats_and_timeline_tell_where_the_time_went():
     assert last.layers[2].ready_s < last.layers[0].ready_s < last.step_s
     assert last.overlap_s == line.overlap_s(0)
     assert last.wait_s == line.wait_s(0) <= last.step_s
-    assert {s.kind for s in line.spans} >= {"forward", "backward", "optimiser", "transfer", "encode"}
+    assert {s.kind for s in line.spans} >= {
+        "forward",
+        "backward",
+        "optimiser",
+        "transfer",
+        "encode",
+    }
     assert sum(s.num_bytes for s in line.spans) == last.sent_bytes
     names = {e["name"] for e in json.loads(line.to_chrome_trace())["traceEvents"]}
     assert any(name.startswith("transfer 2 ") and name.endswith("bits") for name in names)
@@ -257,6 +266,8 @@ def test_stats_and_timeline_tell_where_the_time_went():
 
 def test_warmup_is_dense():
     plan = Plan((Rule(parse_reducer("int4"), min_numel=1, min_ndim=0),), warmup_steps=3)
-    found = run(2, _build(), lambda r: (train(r, range(3), _loss), train(r, range(3, 4), _loss)), plan)
+    found = run(
+        2, _build(), lambda r: (train(r, range(3), _loss), train(r, range(3, 4), _loss)), plan
+    )
     assert all(same(dense, plain(2, _build(), range(3), _loss)) for dense, _ in found)
     assert all(not same(a, plain(2, _build(), range(4), _loss)) for _, a in found)

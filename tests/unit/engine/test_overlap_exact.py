@@ -2,8 +2,9 @@
 
 import pytest
 import torch
-from overlapped import draw, plain, run, same, train
 from torch import nn
+
+from overlapped import draw, plain, run, same, train
 
 SCHEDULE = 300
 

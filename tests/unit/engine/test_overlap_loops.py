@@ -7,11 +7,11 @@ import warnings
 
 import pytest
 import torch
-from overlapped import draw, mean, plain, run, same, train, weights
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from gradwire.errors import CollectiveError, RankMismatchError, SpecError
+from overlapped import draw, mean, plain, run, same, train, weights
 
 
 def _net():
@@ -341,6 +341,19 @@ def test_a_weight_used_behind_the_engines_back_is_refused_unless_synchronized():
     _refused(r"before the parameter was updated.*synchronize\(\)", action, _build(Direct))
 
 
+class Both:
+    def __init__(self, optimizers):
+        self.optimizers = optimizers
+
+    def zero_grad(self):
+        for optimizer in self.optimizers:
+            optimizer.zero_grad()
+
+    def step(self):
+        for optimizer in self.optimizers:
+            optimizer.step()
+
+
 def test_several_optimizers_update_their_own_parameters():
     def build():
         model = _net()
@@ -355,18 +368,6 @@ def test_several_optimizers_update_their_own_parameters():
                 optimizer.zero_grad()
         ranks.step.synchronize()
         return weights(ranks.model)
-
-    class Both:
-        def __init__(self, optimizers):
-            self.optimizers = optimizers
-
-        def zero_grad(self):
-            for optimizer in self.optimizers:
-                optimizer.zero_grad()
-
-        def step(self):
-            for optimizer in self.optimizers:
-                optimizer.step()
 
     def both():
         model, optimizers = build()
@@ -397,12 +398,15 @@ def test_copies_of_a_model_are_free_of_the_engine():
     def body(ranks):
         _step(ranks)
         ranks.step.synchronize()
-        twins = [copy.deepcopy(ranks.model), pickle.loads(pickle.dumps(ranks.model))]
+        data = pickle.dumps(ranks.model)
+        twins = [copy.deepcopy(ranks.model), pickle.loads(data)]  # noqa: S301 - our own
         for twin in twins:
             twin(torch.ones(1, 6)).sum().backward()
         with pytest.raises(TypeError, match="state_dict"):
             pickle.dumps(ranks.step)
-        return ranks.step.stats().steps_done, [same(weights(t), weights(ranks.model)) for t in twins]
+        return ranks.step.stats().steps_done, [
+            same(weights(t), weights(ranks.model)) for t in twins
+        ]
 
     assert run(2, _build(), body) == [(1, [True, True])] * 2
 
@@ -417,8 +421,7 @@ def test_an_exception_on_one_rank_is_told_to_the_others_with_step_and_layer():
         if ranks.rank == 1:
             raise KeyError("bad sample")
         with pytest.raises(CollectiveError, match=r"step 1, .*rank 1") as caught:
-            for i in range(1, 5):
-                _step(ranks, i)
+            train(ranks, range(1, 5), _loss)
         with pytest.raises(CollectiveError, match="already broken: step 1"):
             _loss(ranks.model, ranks.rank, 9).backward()
         errors.append(str(caught.value))
@@ -434,8 +437,7 @@ def test_a_rank_that_does_not_come_is_named_by_step_and_layer():
         _step(ranks)
         if ranks.rank == 0:
             with pytest.raises(CollectiveError, match=r"step 1, .*nothing came within 1 s"):
-                for i in range(1, 5):
-                    _step(ranks, i)
+                train(ranks, range(1, 5), _loss)
             done.set()
         done.wait(20)
 
@@ -452,8 +454,7 @@ def test_replicas_that_differ_are_found():
             with torch.no_grad():
                 ranks.model[2].weight[0, 0] += 1
         with pytest.raises(RankMismatchError, match=r"parameter '2.weight' of ranks \[1\]"):
-            for i in range(3, 6):
-                _step(ranks, i)
+            train(ranks, range(3, 6), _loss)
         return True
 
     assert run(2, _build(), body, check_every=2) == [True, True]
