@@ -37,7 +37,10 @@ class Meter:
                 self._packets.append((start_s, end_s, size))
 
     def bytes_per_s(self) -> float | None:
-        """Add up the latest packets, without the beginning of each burst where more is known."""
+        """Return the rate of the latest packets, None before there are any.
+
+        The beginning of each burst is left out where more is known.
+        """
         with self._lock:
             packets = sorted(self._packets)
         rate = self._rate(packets, self._buffered_bytes)

@@ -86,7 +86,7 @@ class PriorityMailbox:
         }
 
     def at(self, priority: float) -> _Prioritised:
-        """Return a `Mailbox` all of whose exchanges have this priority; lower leaves first."""
+        """Return a `Mailbox` of one priority for all exchanges; lower leaves first."""
         return _Prioritised(self, priority)
 
     def exchange(

@@ -120,7 +120,7 @@ def run_connected(
     link: Link | None = None,
     timeout_s: float = 60.0,
 ) -> list[T]:
-    """Run `body` once for each rank, in threads of one process, and return the results by rank.
+    """Run `body` once for each rank, in threads, and return the results by rank.
 
     Example:
         >>> run_connected(2, lambda mailbox: mailbox.gather_objects(mailbox.rank))

@@ -65,7 +65,7 @@ def unpack(state: Mapping[str, Any], rank: int) -> Mapping[str, Any]:
 
 
 def residual_scale(saved: Mapping[str, Any], rank: int, world_size: int) -> float | None:
-    """Return what to multiply saved residuals with, or None to drop them, with a warning."""
+    """Return the factor of saved residuals, or None to drop them, with a warning."""
     scale: float | None = world_size / int(saved["world_size"])
     reason = ""
     if int(saved["rank"]) != rank:

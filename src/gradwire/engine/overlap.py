@@ -1,4 +1,4 @@
-"""Overlap: gradients leave as they become ready, and layers wait for their own only."""
+"""Overlap: gradients leave when ready, and layers wait for their own only."""
 
 from __future__ import annotations
 

@@ -77,7 +77,7 @@ class Note:
         return sorted(range(self._shape.layers), key=lambda i: (places[i], i))
 
     def layers(self, layers: Sequence[Layer]) -> list[LayerStats]:
-        """Return what was measured of each layer, the worst over ranks, in rank 0's order."""
+        """Return what was measured of layers, the worst over ranks, in rank 0's order."""
         ready, due, wait = (self._section(2 + i) for i in range(len(_LAYER_FIELDS)))
         columns = zip(
             ready.amax(0).tolist(),

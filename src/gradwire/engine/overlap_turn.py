@@ -71,7 +71,7 @@ class Turn:
         return len(self.seen) == len(self.layer.parameters)
 
     def complete(self) -> None:
-        """Settle what has no gradient: zeros, or what accumulated before; or was thrown away."""
+        """Fill in what has accumulated before, or zeros; leave out what was thrown away."""
         for i, p in enumerate(self.layer.parameters):
             if i in self.seen:
                 self.used[i] = p.grad is not None
