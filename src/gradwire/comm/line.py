@@ -179,7 +179,9 @@ class Line:
         if self._port is None:
             return 0.0
         departed_s = self._port.send(time.monotonic(), size)
-        time.sleep(max(0.0, departed_s - time.monotonic()))
+        # Until its first byte leaves: waking up late then leaves no gap before the next.
+        begun_s = departed_s - size / self._port.link.rate_bytes_per_s
+        time.sleep(max(0.0, begun_s - time.monotonic()))
         return departed_s
 
     def _receive_packets(self) -> None:
