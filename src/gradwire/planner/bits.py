@@ -1,0 +1,233 @@
+"""Bits: how precise each layer can be while its transfer stays hidden.
+
+Layers come in order of use, front first. Layer `l` may travel from the moment
+its gradient is ready until its next forward begins. These windows are nested,
+the first layer's innermost, so with the front first on the link a choice is in
+time exactly if, for every `k`, the costs of layers `0..k` sum to no more than
+the budget of prefix `k`. Within those budgets the summed error is least.
+
+Costs and budgets are in one unit, as a rule bytes on the wire.
+
+Source:
+    Derived in docs/explanation/aqgb.md. Nested resource allocation by
+    decomposition: Vidal, Jaillet and Maculan (SIAM J. Optim. 26, 2016).
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+from bisect import bisect_left
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from itertools import accumulate, pairwise
+from operator import sub
+from typing import NamedTuple
+
+from gradwire.errors import SpecError
+from gradwire.planner.greedy import Rooms, excess, spend
+from gradwire.planner.water import tighten
+
+_ROUNDS = 9
+"""Halvings of the price before single steps are tried."""
+
+
+class Option(NamedTuple):
+    """One way to send a layer.
+
+    Attributes:
+        bits: Its level; None for a way out of another kind.
+        cost: What it takes from the budgets; a whole number.
+        error: Squared error it leaves.
+        name: Which way: `"bits"`, `"sparse"` or `"later"`.
+    """
+
+    bits: int | None
+    cost: int
+    error: float
+    name: str = "bits"
+
+
+@dataclass(frozen=True, slots=True)
+class Demand:
+    """What can be chosen for one layer.
+
+    Attributes:
+        options: From the floor up, each dearer and better than the one before,
+            with ever less gain for the cost; see `hull`.
+        reliefs: Cheaper than the floor and worse: for layers that would stall.
+        costs: Of the options.
+        slopes: Error per cost that each step to the next option adds: negative
+            and rising.
+    """
+
+    options: tuple[Option, ...]
+    reliefs: tuple[Option, ...] = ()
+    costs: tuple[int, ...] = field(init=False, repr=False, compare=False)
+    slopes: tuple[float, ...] = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "costs", tuple(o.cost for o in self.options))
+        object.__setattr__(self, "slopes", tuple(_slope(*pair) for pair in pairwise(self.options)))
+
+
+class Allocation(NamedTuple):
+    """The choice for every layer.
+
+    Attributes:
+        options: One for each layer.
+        excess: By how much every budget has to be raised for it to fit: the
+            stall, in units of cost.
+    """
+
+    options: tuple[Option, ...]
+    excess: int
+
+    @property
+    def error(self) -> float:
+        """Sum of the layers' errors."""
+        return sum(option.error for option in self.options)
+
+
+def hull(options: Iterable[Option]) -> tuple[Option, ...]:
+    """Drop options that others, or mixtures of two, beat in cost and error.
+
+    Example:
+        >>> options = Option(1, 10, 0.36), Option(2, 20, 0.65), Option(3, 30, 0.17)
+        >>> [option.bits for option in hull(options)]
+        [1, 3]
+    """
+    kept: list[Option] = []
+    for option in sorted(options, key=lambda o: (o.cost, o.error)):
+        if kept and option.error >= kept[-1].error:
+            continue
+        while len(kept) > 1 and _slope(kept[-1], option) <= _slope(kept[-2], kept[-1]):
+            kept.pop()
+        kept.append(option)
+    return tuple(kept)
+
+
+def _slope(first: Option, second: Option) -> float:
+    return (second.error - first.error) / (second.cost - first.cost)
+
+
+def solve(demands: Sequence[Demand], budgets: Sequence[int], price: float = math.inf) -> Allocation:
+    """Choose an option for each layer: least error, in time, at the least stall.
+
+    Where the floors do not fit, layers that force a stall take a relief if
+    its error is below `price` times the cost it saves; what is left stalls.
+
+    Args:
+        demands: The layers, front first.
+        budgets: Of each prefix; may be negative.
+        price: Error worth one unit of stall; infinite to stall only where no
+            relief helps, 0 for floors whatever they cost.
+
+    Raises:
+        SpecError: Not one budget for each layer.
+
+    Example:
+        >>> layer = Demand((Option(2, 20, 6.0), Option(3, 30, 1.5), Option(4, 40, 0.4)))
+        >>> [option.bits for option in solve([layer, layer], [25, 70]).options]
+        [2, 4]
+    """
+    if len(budgets) != len(demands):
+        raise SpecError("budgets", len(budgets), f"one for each of {len(demands)} layers")
+    chosen = [demand.options[0] for demand in demands]
+    if price > 0 and excess((o.cost for o in chosen), budgets) > 0:
+        chosen = _relieve(demands, budgets, price)
+    raised = max(0, math.ceil(excess((o.cost for o in chosen), budgets)))
+    rooms = tighten([budget + raised for budget in budgets])
+    rows = [d if o is d.options[0] else Demand((o,)) for d, o in zip(demands, chosen, strict=True)]
+    places = _start(rows, rooms)
+    spend(places, [row.costs for row in rows], [row.slopes for row in rows], rooms)
+    picked = (row.options[place] for row, place in zip(rows, places, strict=True))
+    return Allocation(tuple(picked), raised)
+
+
+def _relieve(demands: Sequence[Demand], budgets: Sequence[float], price: float) -> list[Option]:
+    """Give reliefs that are worth it to layers that would stall."""
+    chosen = [demand.options[0] for demand in demands]
+    stall = 0.0
+    for _ in range(2):  # once to see what is left, once without what that makes idle
+        chosen = _fit(demands, [budget + stall for budget in budgets], price)
+        stall = max(0.0, excess((o.cost for o in chosen), budgets))
+    _recover(demands, chosen, [budget + stall for budget in budgets])
+    return chosen
+
+
+def _recover(demands: Sequence[Demand], chosen: list[Option], budgets: Sequence[float]) -> None:
+    """Give layers the best of their reliefs that fits: some saved more than was needed."""
+    rooms = Rooms([o.cost for o in chosen], budgets)
+    relieved = [i for i, d in enumerate(demands) if chosen[i] is not d.options[0]]
+    for i in sorted(relieved, key=lambda i: -chosen[i].error):
+        now = chosen[i]
+        room = now.cost + rooms.after(i)
+        ways = [o for o in (demands[i].options[0], *demands[i].reliefs) if o.cost <= room]
+        best = min(ways, key=lambda o: o.error)
+        if best.error < now.error:
+            rooms.take(i, best.cost - now.cost)
+            chosen[i] = best
+
+
+def _fit(demands: Sequence[Demand], budgets: Sequence[float], price: float) -> list[Option]:
+    """Take the cheapest reliefs until each prefix fits, front first.
+
+    A layer moves down its reliefs step by step, each the one with the least
+    error for the cost it saves.
+    """
+    chosen = [demand.options[0] for demand in demands]
+    heap: list[tuple[float, int, int, Option]] = []
+    used, count = 0, 0
+
+    def offer(i: int) -> None:
+        nonlocal count
+        now = chosen[i]
+        ways = [o for o in demands[i].reliefs if o.cost < now.cost]
+        if ways:
+            best = min(ways, key=lambda o: (o.error - now.error) / (now.cost - o.cost))
+            rate = (best.error - now.error) / (now.cost - best.cost)
+            if rate < price:
+                count += 1
+                heapq.heappush(heap, (rate, count, i, best))
+
+    for i, budget in enumerate(budgets):
+        used += chosen[i].cost
+        offer(i)
+        while used > budget and heap:
+            _, _, taken, option = heapq.heappop(heap)
+            used -= chosen[taken].cost - option.cost
+            chosen[taken] = option
+            offer(taken)
+    return chosen
+
+
+def _start(demands: Sequence[Demand], budgets: Sequence[float]) -> list[int]:
+    """Take all steps whose gain is so large that they fit for certain.
+
+    The price of cost is halved into a narrow range for each part of the
+    layers, as in `gradwire.planner.water`; at its upper end the steps fit.
+    """
+    places = [0] * len(demands)
+    slopes = [slope for d in demands for slope in (d.slopes[:1] + d.slopes[-1:])]
+    if not slopes:
+        return places
+    steepest, flattest = math.log2(-min(slopes)) + 1, math.log2(-max(slopes))
+    parts = [(0, len(demands), flattest, steepest, 0, 0.0)]
+    while parts:
+        first, last, low, high, round_, used = parts.pop()
+        if round_ == _ROUNDS or high <= low:
+            for i in range(first, last):
+                places[i] = bisect_left(demands[i].slopes, -(2.0**high))
+            continue
+        middle = (low + high) / 2
+        price = -(2.0**middle)
+        costs = [d.costs[bisect_left(d.slopes, price)] for d in demands[first:last]]
+        over = list(map(sub, accumulate(costs, initial=used), (used, *budgets[first:last])))
+        cut = first + over.index(max(over))
+        if cut > first:
+            parts.append((first, cut, middle, high, round_ + 1, used))
+        if cut < last:
+            spent = budgets[cut - 1] if cut > first else used
+            parts.append((cut, last, low, middle, round_ + 1, spent))
+    return places
