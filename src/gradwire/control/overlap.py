@@ -29,7 +29,7 @@ _LOSSES: dict[Exchange, float] = {"broadcast": 1.0, "two_phase": 2.0}
 _WAIT_HIGH, _WAIT_LOW = 0.02, 0.005
 _BUSY = 0.95
 _LESS, _MORE = 0.85, 1.05
-_MARGINS = (0.4, 1.25)
+_MARGINS = (0.4, 1.0)
 _PAYS = 0.02
 """A change must lower the time to a loss by this part."""
 _UNLIKE = 1.25
@@ -107,6 +107,8 @@ class OverlapController:
         if not self._is_due(step):
             return None
         self._learn_from_waits()
+        if self._solved is None or self._solved[2] != measured.names:
+            self._reducers = {}
         self._solved = (step, measured.bandwidth, measured.names)
         floor = self._schedule.floor(step, measured.relative_error)
         ways = self._exchanges(floor, network.world_size)
@@ -206,7 +208,8 @@ class OverlapController:
         rate *= self._margin
         budgets = self._measured.budgets(rate, _ROUNDS[exchange])
         worth = self._square() / max(self._measured.compute_s, 1e-9) / rate
-        return solve(demands, budgets, worth)
+        most_error = self.settings.error_bound**2 * self._square()
+        return solve(demands, budgets, worth, most_error)
 
     def _square(self) -> float:
         """Estimate the squared norm of the gradient."""

@@ -28,7 +28,7 @@ from gradwire.errors import SpecError
 from gradwire.planner.greedy import Rooms, excess, spend
 from gradwire.planner.water import tighten
 
-_ROUNDS = 9
+_ROUNDS = 8
 """Halvings of the price before single steps are tried."""
 
 
@@ -59,16 +59,22 @@ class Demand:
         costs: Of the options.
         slopes: Error per cost that each step to the next option adds: negative
             and rising.
+        falls: From the floor down: the way to go next, and the error it adds
+            for the cost it saves.
     """
 
     options: tuple[Option, ...]
     reliefs: tuple[Option, ...] = ()
     costs: tuple[int, ...] = field(init=False, repr=False, compare=False)
     slopes: tuple[float, ...] = field(init=False, repr=False, compare=False)
+    falls: tuple[tuple[float, Option], ...] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "costs", tuple(o.cost for o in self.options))
         object.__setattr__(self, "slopes", tuple(_slope(*pair) for pair in pairwise(self.options)))
+        ways = hull((*self.reliefs, self.options[0]))[::-1] if self.reliefs else ()
+        falls = tuple((-_slope(lower, upper), lower) for upper, lower in pairwise(ways))
+        object.__setattr__(self, "falls", falls)
 
 
 class Allocation(NamedTuple):
@@ -111,7 +117,12 @@ def _slope(first: Option, second: Option) -> float:
     return (second.error - first.error) / (second.cost - first.cost)
 
 
-def solve(demands: Sequence[Demand], budgets: Sequence[int], price: float = math.inf) -> Allocation:
+def solve(
+    demands: Sequence[Demand],
+    budgets: Sequence[int],
+    price: float = math.inf,
+    most_error: float = math.inf,
+) -> Allocation:
     """Choose an option for each layer: least error, in time, at the least stall.
 
     Where the floors do not fit, layers that force a stall take a relief if
@@ -122,6 +133,8 @@ def solve(demands: Sequence[Demand], budgets: Sequence[int], price: float = math
         budgets: Of each prefix; may be negative.
         price: Error worth one unit of stall; infinite to stall only where no
             relief helps, 0 for floors whatever they cost.
+        most_error: Error of all layers together, others at their floors, that
+            no relief may lead beyond.
 
     Raises:
         SpecError: Not one budget for each layer.
@@ -134,9 +147,9 @@ def solve(demands: Sequence[Demand], budgets: Sequence[int], price: float = math
     if len(budgets) != len(demands):
         raise SpecError("budgets", len(budgets), f"one for each of {len(demands)} layers")
     chosen = [demand.options[0] for demand in demands]
-    if price > 0 and excess((o.cost for o in chosen), budgets) > 0:
-        chosen = _relieve(demands, budgets, price)
-    raised = max(0, math.ceil(excess((o.cost for o in chosen), budgets)))
+    if price > 0 and excess([o.cost for o in chosen], budgets) > 0:
+        chosen = _relieve(demands, budgets, price, most_error)
+    raised = max(0, math.ceil(excess([o.cost for o in chosen], budgets)))
     rooms = tighten([budget + raised for budget in budgets])
     rows = [d if o is d.options[0] else Demand((o,)) for d, o in zip(demands, chosen, strict=True)]
     places = _start(rows, rooms)
@@ -145,13 +158,14 @@ def solve(demands: Sequence[Demand], budgets: Sequence[int], price: float = math
     return Allocation(tuple(picked), raised)
 
 
-def _relieve(demands: Sequence[Demand], budgets: Sequence[float], price: float) -> list[Option]:
+def _relieve(
+    demands: Sequence[Demand], budgets: Sequence[float], price: float, most_error: float
+) -> list[Option]:
     """Give reliefs that are worth it to layers that would stall."""
-    chosen = [demand.options[0] for demand in demands]
-    stall = 0.0
-    for _ in range(2):  # once to see what is left, once without what that makes idle
-        chosen = _fit(demands, [budget + stall for budget in budgets], price)
-        stall = max(0.0, excess((o.cost for o in chosen), budgets))
+    chosen = _fit(demands, budgets, price, most_error)
+    stall = max(0, excess([o.cost for o in chosen], budgets))
+    if stall:  # with a stall, some reliefs were for nothing
+        chosen = _fit(demands, [budget + stall for budget in budgets], price, most_error)
     _recover(demands, chosen, [budget + stall for budget in budgets])
     return chosen
 
@@ -170,34 +184,36 @@ def _recover(demands: Sequence[Demand], chosen: list[Option], budgets: Sequence[
             chosen[i] = best
 
 
-def _fit(demands: Sequence[Demand], budgets: Sequence[float], price: float) -> list[Option]:
+def _fit(
+    demands: Sequence[Demand], budgets: Sequence[float], price: float, most_error: float
+) -> list[Option]:
     """Take the cheapest reliefs until each prefix fits, front first.
 
     A layer moves down its reliefs step by step, each the one with the least
     error for the cost it saves.
     """
     chosen = [demand.options[0] for demand in demands]
-    heap: list[tuple[float, int, int, Option]] = []
-    used, count = 0, 0
+    steps = [0] * len(demands)
+    heap: list[tuple[float, int]] = []
+    used, error = 0, sum(option.error for option in chosen)
 
     def offer(i: int) -> None:
-        nonlocal count
-        now = chosen[i]
-        ways = [o for o in demands[i].reliefs if o.cost < now.cost]
-        if ways:
-            best = min(ways, key=lambda o: (o.error - now.error) / (now.cost - o.cost))
-            rate = (best.error - now.error) / (now.cost - best.cost)
-            if rate < price:
-                count += 1
-                heapq.heappush(heap, (rate, count, i, best))
+        falls = demands[i].falls
+        if steps[i] < len(falls) and falls[steps[i]][0] < price:
+            heapq.heappush(heap, (falls[steps[i]][0], i))
 
     for i, budget in enumerate(budgets):
         used += chosen[i].cost
         offer(i)
         while used > budget and heap:
-            _, _, taken, option = heapq.heappop(heap)
+            _, taken = heapq.heappop(heap)
+            option = demands[taken].falls[steps[taken]][1]
+            if error + option.error - chosen[taken].error > most_error:
+                continue
             used -= chosen[taken].cost - option.cost
+            error += option.error - chosen[taken].error
             chosen[taken] = option
+            steps[taken] += 1
             offer(taken)
     return chosen
 

@@ -18,7 +18,7 @@ def excess(costs: Iterable[float], budgets: Iterable[float]) -> float:
         >>> excess([3, 1, 1], [2, 5, 4])
         1
     """
-    return max((used - b for used, b in zip(accumulate(costs), budgets, strict=True)), default=0)
+    return max(map(sub, accumulate(costs), budgets), default=0)
 
 
 def chunks(curves: Sequence[Curve], budgets: Sequence[int]) -> list[int]:
