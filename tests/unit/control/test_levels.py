@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from gradwire.codecs.base import Segments, build
-from gradwire.control.levels import NORMAL_ERROR, bf16_bytes, codec, demand, factor, prices
+from gradwire.control.levels import NORMAL_ERROR, bf16_bytes, codec, demand, factor
 from gradwire.key import Key
 from gradwire.spec import LEVELS, Broadcast, Entry, TwoPhase, sent_bytes
 from strategies import normal
@@ -31,7 +31,7 @@ def test_factor_is_the_measured_error_over_a(bits, feedback):
 @pytest.mark.parametrize("world_size", [2, 3, 8])
 def test_costs_are_the_bytes_of_the_spec(exchange, world_size):
     kind = {"broadcast": Broadcast, "two_phase": TwoPhase}[exchange]
-    options, _ = prices(5000, world_size, exchange, (3, 16), feedback=True, force=True)
+    options = demand(5000, world_size, exchange, (3, 16), feedback=True, force=True).options
     for price in options:
         spec = kind(codec(price.bits, feedback=True))
         assert price.cost == sent_bytes(spec, [Entry(0, (5000,))], world_size)
@@ -41,7 +41,7 @@ def test_costs_are_the_bytes_of_the_spec(exchange, world_size):
 
 def test_options_rise_in_cost_and_fall_in_error_with_less_and_less_gain():
     for world_size in (2, 4):
-        chosen = demand(3.0, 50_000, world_size, "two_phase", (1, 32), feedback=True, force=False)
+        chosen = demand(50_000, world_size, "two_phase", (1, 32), feedback=True, force=False)
         costs, slopes = chosen.costs, chosen.slopes
         assert list(costs) == sorted(set(costs))
         assert list(slopes) == sorted(slopes)
@@ -50,6 +50,7 @@ def test_options_rise_in_cost_and_fall_in_error_with_less_and_less_gain():
 
 def test_broadcast_options_stay_below_bf16_unless_forced():
     for force, most in ((False, 5), (True, 8)):
-        options, _ = prices(100_000, 6, "broadcast", (3, 8), feedback=True, force=force)
+        chosen = demand(100_000, 6, "broadcast", (3, 8), feedback=True, force=force)
+        options = chosen.options
         assert options[-1].bits == most
         assert (options[-1].cost < bf16_bytes(100_000, 6)) is not force
