@@ -107,9 +107,8 @@ class Plan:
         rules: The first rule that matches a parameter decides.
         seed: Names the random streams; the user's random state is not used.
         warmup_steps: Steps at the start in which everything is dense.
-        adaptive: How bits follow network and training (AQGB); the rules then
-            say what begins, and which parameters take part. None for a plan
-            that stays.
+        adaptive: How bits follow network and training (AQGB), from what the
+            rules say; None for a plan that stays.
 
     Example:
         >>> plan = Plan.of("int4")
@@ -137,8 +136,7 @@ class Plan:
         """Build the plan that uses one reducer wherever it pays.
 
         Args:
-            spec: A reducer spec, its short name, or `"aqgb"` for bits that
-                follow network and training; those begin with 4.
+            spec: A reducer spec, its short name, or `"aqgb"`: see `Adaptive`.
             seed: Names the random streams.
 
         Raises:
@@ -159,10 +157,9 @@ class Plan:
         layout asks for it, and where the reducer would not send fewer bytes.
 
         Raises:
-            SpecError: The parameters of a broadcast would together move more
-                than a bfloat16 all-reduce, and it is not forced. That is a
-                mistake in the plan, not in a parameter: dense ones, sent in
-                its place, would move even more.
+            SpecError: A broadcast would move more than a bfloat16 all-reduce
+                of its parameters, and is not forced: float32, as for a
+                parameter that would not shrink, would move even more.
 
         Example:
             >>> bias = Parameter("bias", Entry(0, (64,)))
@@ -175,8 +172,10 @@ class Plan:
                 entries = [p.entry for p in parameters if chosen[p.name].reducer == spec]
                 refusal = spec.refusal(entries, world_size)
                 if refusal:
-                    remedy = "use two_phase, fewer bits, or force=True"
-                    raise SpecError("plan", spec, f"sensible here: it {refusal}; {remedy}")
+                    reason = (
+                        f"sensible here: it {refusal}; use two_phase, fewer bits, or force=True"
+                    )
+                    raise SpecError("plan", spec, reason)
         return chosen
 
     def _assign(self, parameter: Parameter, world_size: int) -> Assignment:
