@@ -122,7 +122,7 @@ class Plan:
     adaptive: Adaptive | None = None
 
     def __post_init__(self) -> None:
-        if self.adaptive is not None and not isinstance(self.adaptive, Adaptive):
+        if not isinstance(self.adaptive, Adaptive | None):
             raise SpecError("Plan.adaptive", self.adaptive, "Adaptive(...) or None")
         is_sequence = isinstance(self.rules, (tuple, list))
         if not is_sequence or not all(isinstance(rule, Rule) for rule in self.rules):
@@ -170,8 +170,7 @@ class Plan:
         for spec in dict.fromkeys(a.reducer for a in chosen.values()):
             if isinstance(spec, Broadcast):
                 entries = [p.entry for p in parameters if chosen[p.name].reducer == spec]
-                refusal = spec.refusal(entries, world_size)
-                if refusal:
+                if refusal := spec.refusal(entries, world_size):
                     reason = (
                         f"sensible here: it {refusal}; use two_phase, fewer bits, or force=True"
                     )
@@ -248,9 +247,10 @@ class Plan:
         if not isinstance(rules, list):
             raise SpecError("plan rules", rules, "a list")
         read = tuple(_rule_from_dict(rule) for rule in rules)
-        adaptive = data.get("adaptive")
-        settings = None if adaptive is None else Adaptive.from_dict(adaptive)
-        return cls(read, data.get("seed", 0), data.get("warmup_steps", 0), settings)
+        adaptive = (
+            Adaptive.from_dict(data["adaptive"]) if data.get("adaptive") is not None else None
+        )
+        return cls(read, data.get("seed", 0), data.get("warmup_steps", 0), adaptive)
 
     def digest(self) -> str:
         """Return a hash that is equal exactly for equal plans.
