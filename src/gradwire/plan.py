@@ -107,9 +107,8 @@ class Plan:
         rules: The first rule that matches a parameter decides.
         seed: Names the random streams; the user's random state is not used.
         warmup_steps: Steps at the start in which everything is dense.
-        adaptive: How bits follow network and training (AQGB); the rules then
-            say what begins, and which parameters take part. None for a plan
-            that stays.
+        adaptive: How bits follow network and training (AQGB), from what the
+            rules say; None for a plan that stays.
 
     Example:
         >>> plan = Plan.of("int4")
@@ -123,7 +122,7 @@ class Plan:
     adaptive: Adaptive | None = None
 
     def __post_init__(self) -> None:
-        if self.adaptive is not None and not isinstance(self.adaptive, Adaptive):
+        if not isinstance(self.adaptive, Adaptive | None):
             raise SpecError("Plan.adaptive", self.adaptive, "Adaptive(...) or None")
         is_sequence = isinstance(self.rules, (tuple, list))
         if not is_sequence or not all(isinstance(rule, Rule) for rule in self.rules):
@@ -137,8 +136,7 @@ class Plan:
         """Build the plan that uses one reducer wherever it pays.
 
         Args:
-            spec: A reducer spec, its short name, or `"aqgb"` for bits that
-                follow network and training; those begin with 4.
+            spec: A reducer spec, its short name, or `"aqgb"`: see `Adaptive`.
             seed: Names the random streams.
 
         Raises:
@@ -159,10 +157,9 @@ class Plan:
         layout asks for it, and where the reducer would not send fewer bytes.
 
         Raises:
-            SpecError: The parameters of a broadcast would together move more
-                than a bfloat16 all-reduce, and it is not forced. That is a
-                mistake in the plan, not in a parameter: dense ones, sent in
-                its place, would move even more.
+            SpecError: A broadcast would move more than a bfloat16 all-reduce
+                of its parameters, and is not forced: float32, as for a
+                parameter that would not shrink, would move even more.
 
         Example:
             >>> bias = Parameter("bias", Entry(0, (64,)))
@@ -173,10 +170,11 @@ class Plan:
         for spec in dict.fromkeys(a.reducer for a in chosen.values()):
             if isinstance(spec, Broadcast):
                 entries = [p.entry for p in parameters if chosen[p.name].reducer == spec]
-                refusal = spec.refusal(entries, world_size)
-                if refusal:
-                    remedy = "use two_phase, fewer bits, or force=True"
-                    raise SpecError("plan", spec, f"sensible here: it {refusal}; {remedy}")
+                if refusal := spec.refusal(entries, world_size):
+                    reason = (
+                        f"sensible here: it {refusal}; use two_phase, fewer bits, or force=True"
+                    )
+                    raise SpecError("plan", spec, reason)
         return chosen
 
     def _assign(self, parameter: Parameter, world_size: int) -> Assignment:
@@ -249,9 +247,10 @@ class Plan:
         if not isinstance(rules, list):
             raise SpecError("plan rules", rules, "a list")
         read = tuple(_rule_from_dict(rule) for rule in rules)
-        adaptive = data.get("adaptive")
-        settings = None if adaptive is None else Adaptive.from_dict(adaptive)
-        return cls(read, data.get("seed", 0), data.get("warmup_steps", 0), settings)
+        adaptive = (
+            Adaptive.from_dict(data["adaptive"]) if data.get("adaptive") is not None else None
+        )
+        return cls(read, data.get("seed", 0), data.get("warmup_steps", 0), adaptive)
 
     def digest(self) -> str:
         """Return a hash that is equal exactly for equal plans.

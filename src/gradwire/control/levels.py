@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from typing import Literal, NamedTuple
+from typing import Literal
 
 from gradwire.planner.bits import Demand, Option, hull
 from gradwire.spec import (
@@ -29,21 +29,7 @@ SPARSE_DENSITY = 0.01
 _FLOAT_ERROR = {16: 2.8e-6 / NORMAL_ERROR, 32: 1e-15}
 _SPARSE_ERROR = 0.92 / NORMAL_ERROR
 _WITH_FEEDBACK = {1: 0.36 / NORMAL_ERROR, 2: 0.65 / NORMAL_ERROR}
-_WITHOUT = {1: 8.5 / NORMAL_ERROR, 2: 0.25}
-
-
-class Price(NamedTuple):
-    """An option of every layer of some size.
-
-    Attributes:
-        bits: Its level, or None for a sparse payload.
-        cost: Bytes that the busiest rank sends.
-        factor: Squared error over the layer's `A`.
-    """
-
-    bits: int | None
-    cost: int
-    factor: float
+_WITHOUT = {1: 8.5 / NORMAL_ERROR, 2: 1.44 / NORMAL_ERROR}
 
 
 def codec(bits: int, *, feedback: bool) -> CodecSpec:
@@ -88,46 +74,6 @@ def reducer(
     return TwoPhase(codec_spec, feedback)
 
 
-@functools.lru_cache(maxsize=4096)
-def prices(
-    numel: int,
-    world_size: int,
-    exchange: Exchange,
-    bounds: tuple[int, int],
-    *,
-    feedback: bool,
-    force: bool,
-) -> tuple[tuple[Price, ...], tuple[Price, ...]]:
-    """Return options from the floor up, and reliefs below it, for a layer.
-
-    Unless forced, no option of a broadcast above the floor moves more than
-    bfloat16 would.
-
-    Example:
-        >>> options, reliefs = prices(4096, 2, "broadcast", (3, 8), feedback=True, force=False)
-        >>> [p.bits for p in options], [p.bits for p in reliefs]
-        ([3, 4, 5, 6, 8], [None, 1])
-    """
-    entry = [Entry(0, (numel,))]
-
-    def price(bits: int | None) -> Option:
-        spec = Sparse(SPARSE_DENSITY) if bits is None else codec(bits, feedback=feedback)
-        way = reducer(spec, exchange, feedback=feedback, force=True)
-        error = _SPARSE_ERROR if bits is None else factor(bits, feedback=feedback)
-        return Option(bits, sent_bytes(way, entry, world_size), error)
-
-    floor, cap = bounds
-    options = hull(price(bits) for bits in LEVELS if floor <= bits <= cap)
-    if exchange == "broadcast" and not force:
-        limit = bf16_bytes(numel, world_size)
-        options = options[:1] + tuple(o for o in options[1:] if o.cost < limit)
-    ways = [price(bits) for bits in LEVELS if bits < floor]
-    if feedback:
-        ways.append(price(None))
-    reliefs = hull([*(o for o in ways if o.cost < options[0].cost), options[0]])[:-1]
-    return tuple(Price(*o[:3]) for o in options), tuple(Price(*o[:3]) for o in reliefs)
-
-
 def bf16_bytes(numel: int, world_size: int) -> int:
     """Return what a bfloat16 all-reduce sends.
 
@@ -138,8 +84,8 @@ def bf16_bytes(numel: int, world_size: int) -> int:
     return sent_bytes(AllReduce("bfloat16"), [Entry(0, (numel,))], world_size)
 
 
+@functools.lru_cache(maxsize=4096)
 def demand(
-    error: float,
     numel: int,
     world_size: int,
     exchange: Exchange,
@@ -148,23 +94,40 @@ def demand(
     feedback: bool,
     force: bool,
 ) -> Demand:
-    """Return what the solver can choose for a layer whose error is `A = error`.
+    """Return what the solver can choose for a layer; errors are over its `A`.
+
+    Unless forced, no option of a broadcast above the floor moves more than
+    bfloat16 would.
 
     Args:
-        error: `A`, see `LayerStats.error`.
         numel: Values in the layer.
         world_size: Number of ranks.
         exchange: How it travels.
         bounds: Floor and cap in bits.
         feedback: Whether losses are owed.
         force: Whether broadcast may move more than bfloat16.
+
+    Example:
+        >>> ways = demand(4096, 2, "broadcast", (3, 8), feedback=True, force=False)
+        >>> [o.bits for o in ways.options], [o.bits for o in ways.reliefs]
+        ([3, 4, 5, 6, 8], [None, 1])
     """
-    options, reliefs = prices(numel, world_size, exchange, bounds, feedback=feedback, force=force)
-    scale = max(error, 1e-30)
-    return Demand(
-        tuple(Option(p.bits, p.cost, p.factor * scale) for p in options),
-        tuple(
-            Option(p.bits, p.cost, p.factor * scale, "sparse" if p.bits is None else "bits")
-            for p in reliefs
-        ),
-    )
+    entry = [Entry(0, (numel,))]
+
+    def option(bits: int | None) -> Option:
+        spec = Sparse(SPARSE_DENSITY) if bits is None else codec(bits, feedback=feedback)
+        way = reducer(spec, exchange, feedback=feedback, force=True)
+        error = _SPARSE_ERROR if bits is None else factor(bits, feedback=feedback)
+        name = "sparse" if bits is None else "bits"
+        return Option(bits, sent_bytes(way, entry, world_size), error, name)
+
+    floor, cap = bounds
+    options = hull(option(bits) for bits in LEVELS if floor <= bits <= cap)
+    if exchange == "broadcast" and not force:
+        limit = bf16_bytes(numel, world_size)
+        options = options[:1] + tuple(o for o in options[1:] if o.cost < limit)
+    ways = [option(bits) for bits in LEVELS if bits < floor]
+    if feedback:
+        ways.append(option(None))
+    cheaper = [o for o in ways if o.cost < options[0].cost]
+    return Demand(options, hull([*cheaper, options[0]])[:-1])

@@ -10,6 +10,8 @@ from gradwire.control.base import LayerStats, NetworkStats
 
 JUMP = 0.2
 """A bandwidth that moves by more than this is believed at once."""
+_FIRST = 2
+"""The step under a plan that is the first to show its error."""
 _WEIGHT = 0.3
 """Of the newest step in a running mean."""
 
@@ -68,6 +70,8 @@ class Measured:
             self._latency_s = _mean(self._latency_s, network.latency_s)
         self.numels = tuple(layer.numel for layer in layers)
         self._waits.append((network.wait_s, network.overlap_s))
+        if len(self._waits) == _FIRST:
+            self.relative_error = network.relative_error
 
     def forget_waits(self) -> None:
         """Begin a new mean of waits: they belonged to another plan."""

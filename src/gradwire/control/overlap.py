@@ -29,9 +29,11 @@ _LOSSES: dict[Exchange, float] = {"broadcast": 1.0, "two_phase": 2.0}
 _WAIT_HIGH, _WAIT_LOW = 0.02, 0.005
 _BUSY = 0.95
 _LESS, _MORE = 0.85, 1.05
-_MARGINS = (0.4, 1.25)
+_MARGINS = (0.4, 1.0)
 _PAYS = 0.02
 """A change must lower the time to a loss by this part."""
+_LEAST = 1e-30
+"""Stands for an error of 0: gradients of zeros need no bits, but a plan."""
 _UNLIKE = 1.25
 """Links that differ by more get bits of their own."""
 
@@ -107,6 +109,8 @@ class OverlapController:
         if not self._is_due(step):
             return None
         self._learn_from_waits()
+        if self._solved is None or self._solved[2] != measured.names:
+            self._reducers = {}
         self._solved = (step, measured.bandwidth, measured.names)
         floor = self._schedule.floor(step, measured.relative_error)
         ways = self._exchanges(floor, network.world_size)
@@ -163,21 +167,15 @@ class OverlapController:
         return ways
 
     def _demands(self, exchange: Exchange, floor: int, world_size: int) -> list[Demand]:
-        settings, measured = self.settings, self._measured
-        bounds = (floor, settings.cap)
-        pairs = zip(measured.errors, measured.numels, strict=True)
+        settings = self.settings
+        bounds, feedback, force = (floor, settings.cap), settings.feedback, settings.force
         return [
-            demand(
-                a * _LOSSES[exchange],
-                n,
-                world_size,
-                exchange,
-                bounds,
-                feedback=settings.feedback,
-                force=settings.force,
-            )
-            for a, n in pairs
+            demand(n, world_size, exchange, bounds, feedback=feedback, force=force)
+            for n in self._measured.numels
         ]
+
+    def _weights(self, exchange: Exchange) -> list[float]:
+        return [max(a, _LEAST) * _LOSSES[exchange] for a in self._measured.errors]
 
     def _decide(self, exchange: Exchange, floor: int, world_size: int) -> Decision:
         """Solve for one exchange, for each link that differs."""
@@ -206,11 +204,12 @@ class OverlapController:
         rate *= self._margin
         budgets = self._measured.budgets(rate, _ROUNDS[exchange])
         worth = self._square() / max(self._measured.compute_s, 1e-9) / rate
-        return solve(demands, budgets, worth)
+        most_error = self.settings.error_bound**2 * self._square()
+        return solve(demands, budgets, worth, most_error, self._weights(exchange))
 
     def _square(self) -> float:
         """Estimate the squared norm of the gradient."""
-        return max(sum(self._measured.errors) / NORMAL_ERROR, 1e-30)
+        return max(sum(self._measured.errors) / NORMAL_ERROR, _LEAST)
 
     def _time(self, decision: Decision) -> float:
         """Return how long training takes, up to a factor that all decisions share."""
@@ -224,7 +223,8 @@ class OverlapController:
         if len(now.bits) != len(best.bits) or len(now.bits[0]) != len(best.bits[0]):
             return False
         demands = self._demands(now.exchange, now.floor, world_size)
-        stall_s, error, rates = 0.0, 0.0, self._rates(now.exchange)
+        weights, rates = self._weights(now.exchange), self._rates(now.exchange)
+        stall_s, error = 0.0, 0.0
         for bits, rate in zip(now.bits, rates, strict=True):
             chosen = [
                 next(o for o in (*d.options, *d.reliefs) if o.bits == b)
@@ -233,7 +233,8 @@ class OverlapController:
             budgets = self._measured.budgets(rate * self._margin, _ROUNDS[now.exchange])
             over = excess((o.cost for o in chosen), budgets)
             stall_s = max(stall_s, over / (rate * self._margin))
-            error += sum(o.error for o in chosen) / len(rates)
+            lost = sum(o.error * w for o, w in zip(chosen, weights, strict=True))
+            error += lost / len(rates)
         same = Decision(now.exchange, now.bits, now.floor, stall_s, error, self._margin)
         return self._time(same) <= (1 + _PAYS) * self._time(best)
 

@@ -7,8 +7,10 @@ from typing import Protocol
 
 from gradwire.spec.adaptive import LEVELS, Adaptive
 
-_RELAXED = 0.5
-"""The floor falls where the error stays below this part of its bound."""
+_RELAXED = 0.3
+"""The floor falls where the error stays below this part of its bound.
+
+A bit less multiplies the error by about 2.3: the floor must not swing."""
 
 
 class Schedule(Protocol):

@@ -18,7 +18,7 @@ def excess(costs: Iterable[float], budgets: Iterable[float]) -> float:
         >>> excess([3, 1, 1], [2, 5, 4])
         1
     """
-    return max((used - b for used, b in zip(accumulate(costs), budgets, strict=True)), default=0)
+    return max(map(sub, accumulate(costs), budgets), default=0)
 
 
 def chunks(curves: Sequence[Curve], budgets: Sequence[int]) -> list[int]:
@@ -48,6 +48,7 @@ def spend(
     costs: Sequence[Sequence[int]],
     slopes: Sequence[Sequence[float]],
     budgets: Sequence[float],
+    weights: Sequence[float] | None = None,
 ) -> None:
     """Take the steps with the largest gain for their cost while they fit.
 
@@ -58,6 +59,7 @@ def spend(
         costs: Of each layer's choices, rising.
         slopes: Of each layer's steps: negative gain for cost, rising.
         budgets: Of each prefix.
+        weights: What each layer's slopes are multiplied by; None for 1.
 
     Example:
         >>> places = [0, 0]
@@ -67,8 +69,9 @@ def spend(
     """
     taken = [row[place] for row, place in zip(costs, places, strict=True)]
     room = tighten(list(map(sub, budgets, accumulate(taken))))
+    gains = weights or [1.0] * len(places)
     heap = [
-        (row[place], i)
+        (row[place] * gains[i], i)
         for i, (row, place) in enumerate(zip(slopes, places, strict=True))
         if place < len(row) and costs[i][place + 1] - taken[i] <= room[i]
     ]
@@ -84,7 +87,7 @@ def spend(
         rooms.take(i, cost)
         places[i] = place = place + 1
         if place < len(slopes[i]):
-            heapq.heapreplace(heap, (slopes[i][place], i))
+            heapq.heapreplace(heap, (slopes[i][place] * gains[i], i))
         else:
             heapq.heappop(heap)
 

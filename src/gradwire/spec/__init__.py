@@ -8,7 +8,7 @@ same spec, so they cannot disagree.
 
 from __future__ import annotations
 
-from gradwire.spec.adaptive import Adaptive
+from gradwire.spec.adaptive import LEVELS, Adaptive
 from gradwire.spec.base import (
     CODEC_SPECS,
     REDUCER_SPECS,
@@ -43,6 +43,7 @@ from gradwire.spec.reducers import (
 __all__ = [
     "CODEC_SPECS",
     "FLOAT_BYTES",
+    "LEVELS",
     "MAX_BITS",
     "MAX_STRETCH",
     "REDUCER_SPECS",

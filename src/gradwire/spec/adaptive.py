@@ -22,7 +22,8 @@ class Adaptive:
         reducer: `"broadcast"` or `"two_phase"`; `"best"` takes the one that
             allows more bits at each new plan.
         floor: Bits that layers get at least, stalling if they must. Below it
-            only layers go that would force a stall dearer than their error.
+            only layers go that would force a stall dearer than their error,
+            and only as far as `error_bound` allows.
         cap: Bits that layers get at most. By default 8: more change no loss
             curve, and make the step longer in which a link breaks down.
         every: Steps from one plan to the next; at once where bandwidth moved.
@@ -48,7 +49,7 @@ class Adaptive:
     cap: int = 8
     every: int = 10
     schedule: Literal["error_bounded", "rising", "falling", "constant"] = "error_bounded"
-    error_bound: float = 0.45
+    error_bound: float = 0.5
     peak_floor: int = 6
     steps: int = 0
     feedback: bool = True

@@ -224,3 +224,18 @@ def test_result_is_the_same_every_time():
     assert solve(demands, budgets) == solve(demands, budgets)
     assert isinstance(solve(demands, budgets), Allocation)
     assert math.isfinite(solve(demands, budgets).error)
+
+
+def test_weights_are_factors_on_errors():
+    rng = random.Random(11)
+    for _ in range(100):
+        demands = random_layers(rng, 12)
+        weights = [10 ** rng.uniform(-2, 2) for _ in demands]
+        weighted = [
+            Demand(tuple(o._replace(error=o.error * w) for o in d.options))
+            for d, w in zip(demands, weights, strict=True)
+        ]
+        budgets = random_budgets(rng, demands)
+        one, other = solve(weighted, budgets), solve(demands, budgets, weights=weights)
+        assert [o.bits for o in one.options] == [o.bits for o in other.options]
+        assert one.error == pytest.approx(other.error)
