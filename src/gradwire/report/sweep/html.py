@@ -1,0 +1,50 @@
+"""The sweep report as one HTML page that refers to nothing outside itself."""
+
+from __future__ import annotations
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup
+
+from gradwire.report.sweep.charts import break_even, cost, scaling, win_map
+from gradwire.report.sweep.summary import Slice, slices
+from gradwire.report.sweep.words import heading, notes, setting, tables, verdicts
+from gradwire.sim.sweep import SweepResult
+from gradwire.version import installed_version
+
+
+def sweep_html(result: SweepResult) -> str:
+    """Return the page's text.
+
+    Args:
+        result: What the sweep simulated.
+    """
+    environment = Environment(
+        loader=PackageLoader("gradwire.report.sweep", "."),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    parts = [
+        {"heading": heading(part), "tables": tables(part), "charts": _charts(part)}
+        for part in slices(result)
+    ]
+    return environment.get_template("page.html.j2").render(
+        setting=setting(result),
+        verdicts=verdicts(result),
+        parts=parts,
+        notes=notes(),
+        version=installed_version(),
+    )
+
+
+def _charts(part: Slice) -> list[tuple[str, Markup]]:
+    drawn = [
+        ("Which plan wins where", win_map(part)),
+        ("Below which rate each plan pays", break_even(part)),
+        ("Scaling efficiency", scaling(part)),
+    ]
+    if part.result.euro_per_rank_hour is not None and part.result.samples is not None:
+        drawn.append(("Cost to converge", cost(part)))
+    # Our own SVG; everything else is escaped.
+    return [(title, Markup(svg)) for title, svg in drawn]  # noqa: S704
