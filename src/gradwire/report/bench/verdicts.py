@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
+from statistics import median
+
 from gradwire.report.bench.summary import CellSummary, ModeSummary, Numbers, Speedup, speedup
 from gradwire.report.bench.words import times
-from gradwire.report.summary import TOLERANCE
+from gradwire.report.summary import TOLERANCE, format_milliseconds
 
 _Ranked = tuple[ModeSummary, Numbers]
 
@@ -25,9 +29,25 @@ def verdict(summary: CellSummary) -> str:
     return " ".join(part for part in parts if part)
 
 
+def prediction(summaries: Sequence[CellSummary]) -> str:
+    """Say how far predicted step times lie from measured ones; empty without predictions."""
+    errors = [
+        abs(m.numbers.prediction_error)
+        for summary in summaries
+        for m in summary.modes
+        if m.numbers is not None and m.numbers.prediction_error is not None
+    ]
+    if not errors:
+        return ""
+    return (
+        f"Predicted step times are off by {100 * median(errors):.1f} % in the median and "
+        f"{100 * max(errors):.1f} % at most, over {len(errors)} of them."
+    )
+
+
 def _fastest(summary: CellSummary, first: _Ranked) -> str:
     mode, numbers = first
-    line = f"Fastest: {mode.mode.label}, {1e3 * numbers.step_s.median:.1f} ms a step"
+    line = f"Fastest: {mode.mode.label}, {format_milliseconds(numbers.step_s.median)} ms a step"
     against = [
         f"{times(ratio)} times the speed of {name}"
         for other, ratio, name in (
@@ -74,14 +94,20 @@ def _losses(summary: CellSummary) -> str:
     if not base:
         return ""
     goal = base[-1].loss
+    if not math.isfinite(goal):
+        return "Plain DDP's validation loss DIVERGED: losses say nothing here."
     worse = [
-        f"{m.mode.label} ({n.validation.loss - goal:+.3f})"
+        f"{m.mode.label} ({_more(n.validation.loss - goal)})"
         for m, n in summary.ranked()
         if m.mode.family == "gradwire"
         and n.validation is not None
-        and n.validation.loss > goal * (1 + TOLERANCE)
+        and not n.validation.loss <= goal * (1 + TOLERANCE)
     ]
     return f"LOSES in validation loss against plain DDP: {', '.join(worse)}." if worse else ""
+
+
+def _more(loss: float) -> str:
+    return f"{loss:+.3f}" if math.isfinite(loss) else "diverged"
 
 
 def _torn(ranked: list[_Ranked]) -> str:

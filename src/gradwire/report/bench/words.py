@@ -8,7 +8,7 @@ from typing import NamedTuple
 from gradwire.report.bench.doubts import MAX_FOREIGN_CORES, MAX_SPREAD, MIN_ROUNDS, Doubt
 from gradwire.report.bench.summary import CellSummary, ModeSummary, Numbers, Speedup
 from gradwire.report.results import BenchResult, Cell
-from gradwire.report.summary import Spread
+from gradwire.report.summary import Spread, format_milliseconds
 from gradwire.units import format_rate, format_seconds
 
 NONE = "-"
@@ -68,8 +68,8 @@ def milliseconds(spread: Spread) -> str:
         >>> milliseconds(Spread(0.0421, 0.0004))
         '42.1 ± 0.4'
     """
-    digits = 0 if spread.median >= 1 else 1
-    return f"{1e3 * spread.median:.{digits}f} ± {1e3 * spread.half_iqr:.{digits}f}"
+    half = format_milliseconds(spread.half_iqr, like_s=spread.median)
+    return f"{format_milliseconds(spread.median)} ± {half}"
 
 
 def times(speedup: Speedup | None) -> str:
@@ -83,16 +83,6 @@ def times(speedup: Speedup | None) -> str:
         return NONE
     middle, low, high = (f"{x:.2f}" for x in (speedup.median, speedup.low, speedup.high))
     return middle if low == high else f"{middle} ({low} to {high})"
-
-
-def percent(share: float | None) -> str:
-    """Write a change; the unit stands in the heading.
-
-    Example:
-        >>> percent(-0.125)
-        '-12.5'
-    """
-    return NONE if share is None else f"{100 * share:+.1f}"
 
 
 def _number(value: float | None, form: str, scale: float = 1.0) -> str:
@@ -109,6 +99,10 @@ def _bits(_: Numbers, summary: ModeSummary) -> str:
         return NONE
     low, high = min(bits.values()), max(bits.values())
     return f"{low:.3g}" if low == high else f"{low:.3g} to {high:.3g}"
+
+
+def _predicted(numbers: Numbers, _: ModeSummary) -> str:
+    return NONE if numbers.predicted_s is None else format_milliseconds(numbers.predicted_s)
 
 
 def _reached(numbers: Numbers, _: ModeSummary) -> str:
@@ -150,7 +144,7 @@ _QUANTITIES = (
     _Quantity("Time to DDP's loss, s", _reached, _learned),
     _Quantity("Cost to DDP's loss, EUR", lambda n, _: _number(n.cost_eur, ".3g")),
     _Quantity("Ranks bit-identical", _replicated, _learned),
-    _Quantity("Predicted step, ms", lambda n, _: _number(n.predicted_s, ".1f", 1e3)),
+    _Quantity("Predicted step, ms", _predicted),
     _Quantity("  error, %", lambda n, _: _number(n.prediction_error, "+.1f", 100), _time),
     _Quantity("Rounds x steps", _rounds),
 )
@@ -208,15 +202,28 @@ def cell_setting(cell: Cell) -> str:
     )
 
 
-def bench_setting(result: BenchResult) -> str:
-    """Say in one line where and how a bench ran."""
-    where = result.environment
-    asked = "".join(f", {name.replace('_', ' ')} {v}" for name, v in result.settings.items())
+def bench_intro(result: BenchResult) -> str:
+    """Say in one line how much was measured, and when."""
+    modes = len({mode.mode for cell in result.cells for mode in cell.modes})
+    cells = f"{len(result.cells)} cell" + "s" * (len(result.cells) != 1)
     return (
-        f"gradwire {where.gradwire}, torch {where.torch}, Python {where.python}, "
-        f"{where.processor}, {where.cores} cores, {where.platform}{asked}. "
+        f"{cells}, {modes} ways to exchange gradients. "
         f"Started {result.started}, took {result.wall_s:.0f} s."
     )
+
+
+def bench_facts(result: BenchResult) -> dict[str, str]:
+    """Return the settings and the environment by name."""
+    where = result.environment
+    asked = {name.replace("_", " "): str(value) for name, value in result.settings.items()}
+    return {
+        **asked,
+        "gradwire": where.gradwire,
+        "torch": where.torch,
+        "Python": where.python,
+        "processor": f"{where.processor}, {where.cores} cores",
+        "platform": where.platform,
+    }
 
 
 def bench_notes() -> list[str]:
