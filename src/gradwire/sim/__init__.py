@@ -15,6 +15,7 @@ from gradwire.sim.base import (
     Topology,
     Trace,
 )
+from gradwire.sim.run import EventSimulator, simulate
 
 __all__ = [
     "COLLECTIVES",
@@ -25,9 +26,11 @@ __all__ = [
     "Collective",
     "Distribution",
     "Engine",
+    "EventSimulator",
     "Simulation",
     "Simulator",
     "Straggler",
     "Topology",
     "Trace",
+    "simulate",
 ]
