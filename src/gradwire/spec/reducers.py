@@ -135,15 +135,25 @@ class TwoPhase:
         """Return the exchange of shards and the exchange of their means."""
         if world_size == 1:
             return ()
+        first, second = self.shard_bytes(entries, world_size)
+        return (
+            Transfer(*_spread_and_collect(first, rank)),
+            Transfer(*reversed(_spread_and_collect(second, rank))),
+        )
+
+    def shard_bytes(
+        self, entries: Sequence[Entry], world_size: int
+    ) -> tuple[list[int], list[int]]:
+        """Return the payload of each owner's shards, and that of their means."""
         numels = [
-            [s.numel for s in self.shards(entries, owner, world_size) if s.numel]
+            tuple(s.numel for s in self.shards(entries, owner, world_size) if s.numel)
             for owner in range(world_size)
         ]
-        return tuple(
-            Transfer(*(sizes if is_first else reversed(sizes)))
-            for is_first, codec in ((True, self.codec), (False, self.mean_codec))
-            for sizes in [_spread_and_collect([codec.num_bytes(n) for n in numels], rank)]
-        )
+        # Owners by the thousand share a few lengths.
+        sizes = {
+            n: (self.codec.num_bytes(n), self.mean_codec.num_bytes(n)) for n in set(numels)
+        }
+        return [sizes[n][0] for n in numels], [sizes[n][1] for n in numels]
 
 
 def _spread_and_collect(sizes: Sequence[int], rank: int) -> tuple[int, int]:
@@ -239,6 +249,15 @@ def sent_bytes(spec: ReducerSpec, entries: Sequence[Entry], world_size: int) -> 
         >>> sent_bytes(AllReduce("float32"), [Entry(0, (100,))], 2)
         400
     """
+    if isinstance(spec, TwoPhase) and world_size > 1:
+        # All ranks at once: one by one, the work would grow with their square.
+        first, second = spec.shard_bytes(entries, world_size)
+        own = max((world_size - 1) * b - a for a, b in zip(first, second, strict=True))
+        return sum(first) + own
+    if isinstance(spec, AllReduce) and world_size > 1:
+        numel = sum(e.numel for e in entries)
+        own = -(-numel // world_size)  # of the rank with the largest shard
+        return (numel + (world_size - 2) * own) * FLOAT_BYTES[spec.format]
     return max(
         sum(t.sent_bytes for t in spec.transfers(entries, world_size, rank))
         for rank in range(world_size)

@@ -96,7 +96,7 @@ def _lines(spec: str, device: Roofline) -> Iterator[tuple[str, Line]]:
     encode, decode = _traffic(spec)
     for step, value_bytes in (("encode", encode), ("decode", decode)):
         s_per_byte = value_bytes / _VALUE_BYTES / device.copy_bytes_per_s
-        yield f"{step} {spec}", Line(2 * device.launch_s, s_per_byte)
+        yield f"{step} {spec}", Line(device.launch_s, s_per_byte)
 
 
 def _traffic(spec: str) -> tuple[float, float]:
@@ -111,9 +111,9 @@ def _traffic(spec: str) -> tuple[float, float]:
             touched = codec.density if isinstance(codec, Sparse) else 1.0
             return _FEEDBACK_BYTES + extra + payload, touched * _DECODE_BYTES + payload
         case _:
-            # A plain sum needs no encoding; bfloat16 is cast there and back.
-            cast = 6.0 if spec == "bf16" else 0.0
-            return cast, cast
+            # Decoding adds what was received; encoding copies or casts.
+            payload = 2.0 if spec == "bf16" else 4.0
+            return _VALUE_BYTES + payload, _DECODE_BYTES + payload
 
 
 def _payload_bytes(codec: CodecSpec) -> float:
