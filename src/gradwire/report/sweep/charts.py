@@ -9,16 +9,13 @@ import matplotlib as mpl
 from matplotlib.axes import Axes
 from matplotlib.patches import Patch, Rectangle
 
-from gradwire.report.charts import STYLE, new_axes, to_svg
+from gradwire.report.charts import PAGE, SERIES, STYLE, new_axes, to_svg
 from gradwire.report.sweep.summary import Slice
 from gradwire.report.sweep.words import shown_rate
 from gradwire.sim.sweep import BASELINE
 from gradwire.units import format_rate
 
-_COLOURS = (
-    *("#7d8794", "#d08a1d", "#8e63d2", "#2c86d8", "#2ba36d", "#d6486f", "#17989f", "#a9763c"),
-)
-"""Seen against light and dark pages alike."""
+_MAP_WIDTH = 7.0
 _MARKS = ("o", "s", "^", "D", "v", "P", "X", "*")
 
 
@@ -26,7 +23,7 @@ def win_map(part: Slice) -> str:
     """Draw which plan is fastest, and by how much, over ranks and rates."""
     grid = part.result.grid
     with mpl.rc_context(STYLE):
-        figure, axes = new_axes(0.42 * len(grid.ranks) + 1.6)
+        figure, axes = new_axes(0.36 * len(grid.ranks) + 1.4, _MAP_WIDTH)
         axes.grid(visible=False)
         for x, rate in enumerate(grid.rates_bytes_per_s):
             for y, ranks in enumerate(grid.ranks):
@@ -42,9 +39,7 @@ def win_map(part: Slice) -> str:
         patches = [
             Patch(facecolor=_colour(part, plan), label=plan) for plan in grid.plans if plan in won
         ]
-        axes.legend(
-            handles=patches, loc="lower center", bbox_to_anchor=(0.45, 1.0), ncols=len(patches)
-        )
+        figure.legend(handles=patches, loc="outside lower center", ncols=len(patches))
         return to_svg(figure, f"Fastest plan and its speed-up, {_title(part)}")
 
 
@@ -57,7 +52,7 @@ def _cell(axes: Axes, part: Slice, place: tuple[int, int], point: tuple[int, flo
     if plan != BASELINE:
         x, y = place
         label = f"{gain:.2g}x"
-        axes.text(x + 0.5, y + 0.45, label, ha="center", va="center", color="#ffffff", fontsize=8)
+        axes.text(x + 0.5, y + 0.45, label, ha="center", va="center", color=PAGE, fontsize=8)
 
 
 def break_even(part: Slice) -> str:
@@ -71,7 +66,7 @@ def break_even(part: Slice) -> str:
         return [rate * 8e-9 for rate in held]
 
     with mpl.rc_context(STYLE):
-        figure, axes = new_axes(4.0)
+        figure, axes = new_axes(3.6)
         _lines(axes, part, values, [p for p in grid.plans if p != BASELINE])
         axes.set_yscale("log")
         axes.set_ylabel("Break-even rate, Gbit/s")
@@ -87,7 +82,7 @@ def scaling(part: Slice) -> str:
         return [math.nan if share is None else 100 * share for share in shares]
 
     with mpl.rc_context(STYLE):
-        figure, axes = new_axes(4.0)
+        figure, axes = new_axes(3.6)
         _lines(axes, part, values, grid.plans)
         axes.set_ylim(0, 105)
         axes.set_ylabel(f"Efficiency at {format_rate(rate)}, %")
@@ -98,7 +93,7 @@ def cost(part: Slice) -> str:
     """Draw price against duration of the training, a line a plan, ranks along it."""
     grid, rate = part.result.grid, shown_rate(part.result)
     with mpl.rc_context(STYLE):
-        figure, axes = new_axes(4.2)
+        figure, axes = new_axes(3.6)
         for plan in grid.plans:
             hours = [part.train_hours(plan, n, rate) for n in grid.ranks]
             euros = [part.euros(plan, n, rate) for n in grid.ranks]
@@ -111,7 +106,7 @@ def cost(part: Slice) -> str:
         axes.set_yscale("log")
         axes.set_xlabel("Duration of the training, hours (more ranks to the left)")
         axes.set_ylabel(f"Cost at {format_rate(rate)}, EUR")
-        axes.legend()
+        figure.legend(loc="outside lower center", ncols=4)
         return to_svg(figure, f"Cost against duration of the training, {_title(part)}")
 
 
@@ -125,7 +120,7 @@ def _lines(
     axes.set_xticks(ranks, [str(n) for n in ranks])
     axes.minorticks_off()
     axes.set_xlabel("Ranks")
-    axes.legend(fontsize=9)
+    axes.figure.legend(loc="outside lower center", ncols=4)
 
 
 def _look(part: Slice, plan: str) -> dict[str, object]:
@@ -140,7 +135,7 @@ def _look(part: Slice, plan: str) -> dict[str, object]:
 
 
 def _colour(part: Slice, plan: str) -> str:
-    return _COLOURS[part.result.grid.plans.index(plan) % len(_COLOURS)]
+    return SERIES[part.result.grid.plans.index(plan) % len(SERIES)]
 
 
 def _name_ticks(

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
+from gradwire.report.page import render_page
 from gradwire.report.sweep.charts import break_even, cost, scaling, win_map
 from gradwire.report.sweep.summary import Slice, slices
 from gradwire.report.sweep.words import heading, notes, setting, tables, verdicts
@@ -18,18 +18,12 @@ def sweep_html(result: SweepResult) -> str:
     Args:
         result: What the sweep simulated.
     """
-    environment = Environment(
-        loader=PackageLoader("gradwire.report.sweep", "."),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
     parts = [
         {"heading": heading(part), "tables": tables(part), "charts": _charts(part)}
         for part in slices(result)
     ]
-    return environment.get_template("page.html.j2").render(
+    return render_page(
+        "sweep.html.j2",
         setting=setting(result),
         verdicts=verdicts(result),
         parts=parts,
