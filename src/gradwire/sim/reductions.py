@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from gradwire.errors import SpecError
 from gradwire.hardware import Hardware, Line
-from gradwire.layout import shard
+from gradwire.layout import shard, shard_numels
 from gradwire.plan import Assignment, Parameter
 from gradwire.sim.base import Cluster, Collective
 from gradwire.sim.schedules import (
@@ -180,9 +180,7 @@ class Reductions:
 
     def _summed(self, numel: int, item_bytes: int) -> tuple[list[Phase], tuple[float, ...]]:
         """Return the phases of a sum of plain values, and each rank's shard of them."""
-        shards = tuple(
-            float(item_bytes * shard(numel, 1, r, self._ranks).numel) for r in range(self._ranks)
-        )
+        shards = tuple(float(item_bytes * n) for n in shard_numels(numel, 1, self._ranks))
         if self._collective == "ring":
             return [Ring(groups=self._world, sizes=shards, laps=2)], shards
         if self._collective == "tree":
@@ -219,12 +217,13 @@ class Reductions:
         return Reduction(name, stages, owned, 8.0 * item_bytes, is_inline)
 
     def _two_phase(self, name: str, reducer: TwoPhase, entries: list[Entry]) -> Reduction:
-        numels = _owned(reducer, entries, self._ranks)
-        sizes, means = (_sizes(c, numels) for c in (reducer.codec, reducer.mean_codec))
+        sizes, means = (
+            tuple(map(float, sizes)) for sizes in reducer.shard_bytes(entries, self._ranks)
+        )
         encode, decode = self._speeds.of(codec_name(reducer.codec))
         again, last = self._speeds.of(codec_name(reducer.mean_codec))
         total = _ITEM_BYTES * sum(e.numel for e in entries)
-        calls = sum(1 for n in numels if n)
+        calls = sum(1 for size in sizes if size)
         stages = (
             Stage(encode.fixed_s * calls + total * encode.s_per_byte, 0.0, self._spread(sizes)),
             Stage(
@@ -234,8 +233,9 @@ class Reductions:
             ),
             Stage(last.fixed_s * calls + total * last.s_per_byte, 0.0, None),
         )
-        owned = tuple(float(_ITEM_BYTES * sum(n)) for n in numels)
-        return Reduction(name, stages, owned, 8 * _ITEM_BYTES * sum(sizes) / total)
+        encoded = sum(sizes)
+        shards = tuple(total * size / encoded for size in sizes)
+        return Reduction(name, stages, shards, 8 * _ITEM_BYTES * encoded / total)
 
     def _spread(self, sizes: tuple[float, ...]) -> Exchange:
         return Exchange(groups=self._world, sizes=sizes)
@@ -337,14 +337,6 @@ class Speeds:
         """Time of adding a byte of float32 to a sum."""
         line = self._kernels.get("decode none")
         return line.s_per_byte if line else 2 / self._device.copy_bytes_per_s
-
-
-def _owned(reducer: TwoPhase, entries: Sequence[Entry], ranks: int) -> list[list[int]]:
-    """Return the lengths of the stretches that each rank owns."""
-    return [
-        [s.numel for s in reducer.shards(entries, owner, ranks) if s.numel]
-        for owner in range(ranks)
-    ]
 
 
 def _sizes(codec: CodecSpec, numels: Sequence[Sequence[int]]) -> tuple[float, ...]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from functools import cache
 from typing import Protocol
 
@@ -197,15 +197,56 @@ class Fabric:
 
     def seconds(self, phase: Phase) -> float:
         """Return how long the link takes that takes longest, where nodes are alike."""
-        if isinstance(phase, Ring) and self.cluster.topology in ("star", "tree"):
-            group = phase.groups[0]
-            least = min(phase.sizes[r] for r in group)
-            total = sum(phase.sizes[r] for r in group)
-            sent = phase.laps * (total - least) * phase.fraction
-            pairs = {(group[i], group[i + 1]) for i in (0, len(group) - 2)} | {phase.span}
-            return max(sent / self.rates[link] for a, b in pairs for link in self.route(a, b))
+        is_switched = self.cluster.topology in ("star", "tree") and self.cluster.is_full_duplex
+        if is_switched and isinstance(phase, Ring) and len(phase.groups) == 1:
+            sent = phase.laps * (sum(phase.sizes) - min(phase.sizes)) * phase.fraction
+            ends = {(0, 1), (self.cluster.ranks - 2, self.cluster.ranks - 1), phase.span}
+            return max(sent / self.rates[link] for a, b in ends for link in self.route(a, b))
+        if is_switched and isinstance(phase, Exchange):
+            if len(phase.groups) == 1:
+                return self._world_seconds(phase) * phase.fraction
+            return self._group_seconds(phase)
         loads = self.loads_of(phase)
         return max((load / self.rates[link] for link, load in loads.items()), default=0.0)
+
+    def _world_seconds(self, phase: Exchange) -> float:
+        """Look at the links of each rank, node and leaf, one sum for each."""
+        cluster, sizes = self.cluster, phase.sizes
+        total, ranks, each = sum(sizes), cluster.ranks, cluster.ranks_per_node
+        owned = _sums(sizes, each)
+        rate = self._node_rates[0] * cluster.interfaces
+        busiest = max(each * (total - min(owned)), (ranks - each) * max(owned)) / rate
+        if each > 1:
+            most = max(max(owned) - min(sizes), (each - 1) * max(sizes))
+            busiest = max(busiest, most / self._within.bandwidth_bytes_per_s)
+        if cluster.topology == "tree":
+            size = cluster.nodes_per_leaf * each
+            for leaf, inside in enumerate(_sums(sizes, size)):
+                count = min(size, ranks - leaf * size)
+                most = max(count * (total - inside), (ranks - count) * inside)
+                busiest = max(busiest, most / self.rates[self._uplink(leaf, is_out=True)])
+        return busiest
+
+    def _group_seconds(self, phase: Exchange) -> float:
+        """Look at the first node alone: within it, or between it and the others."""
+        cluster = self.cluster
+        first = range(cluster.ranks_per_node)
+        moved = [(phase.sent_bytes(r), phase.received_bytes(r)) for r in first]
+        if cluster.node(phase.span[1]) == cluster.node(phase.span[0]):
+            return max(map(max, moved)) / self._within.bandwidth_bytes_per_s
+        most = max(sum(sent for sent, _ in moved), sum(received for _, received in moved))
+        seconds = most / (self._node_rates[0] * cluster.interfaces)
+        if cluster.topology == "tree" and cluster.nodes > cluster.nodes_per_leaf:
+            inside = cluster.nodes_per_leaf
+            beyond = inside * most * (cluster.nodes - inside) / (cluster.nodes - 1)
+            seconds = max(seconds, beyond / self.rates[self._uplink(0, is_out=True)])
+        return seconds
+
+
+def _sums(sizes: Sequence[float], count: int) -> Sequence[float]:
+    if count == 1:
+        return sizes
+    return [sum(sizes[first : first + count]) for first in range(0, len(sizes), count)]
 
 
 def _nodes(name: str) -> list[int]:
