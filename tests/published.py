@@ -63,9 +63,7 @@ def broadcast(
     """Simulate broadcasts that overlap with the next step's forward, front layers first."""
     exact = EventSimulator("alike", chunk_bytes=piece_bytes, in_flight_bytes=piece_bytes)
     plan = everywhere(Broadcast(Bits(bits), feedback=False))
-    return simulate(
-        plan, work, links(gbit), Cluster(ranks), engine="overlap", simulator=exact
-    )
+    return simulate(plan, work, links(gbit), Cluster(ranks), engine="overlap", simulator=exact)
 
 
 def hidden_bits(ranks: int, gbit: float) -> float:
@@ -97,9 +95,7 @@ def stall_of_buckets_ms(cap_bytes: int) -> float:
     """Return the wait where whole buckets are due with their frontmost layer."""
     work = resnet50()
     held = {b.layer: b.parameters for b in reversed(work.buckets(cap_bytes, cap_bytes))}
-    layers = [
-        replace(layer, parameters=held.get(i, ())) for i, layer in enumerate(work.layers)
-    ]
+    layers = [replace(layer, parameters=held.get(i, ())) for i, layer in enumerate(work.layers)]
     return broadcast(replace(work, layers=tuple(layers)), 2, 8, 10, 1 << 16).exposed_s * MS
 
 
@@ -111,9 +107,7 @@ def tied_gpt2(*, with_embedding: bool = True) -> Workload:
     for shape in network.layers:
         flops = sum(p.forward(1).flops for p in shape.products)
         parameters = shape.parameters if with_embedding or shape.name != "wte" else ()
-        layers.append(
-            Layer(shape.name, parameters, 0.2 * flops / total, 0.4 * flops / total)
-        )
+        layers.append(Layer(shape.name, parameters, 0.2 * flops / total, 0.4 * flops / total))
     return Workload("gpt2", tuple(layers))
 
 

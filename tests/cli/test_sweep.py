@@ -81,6 +81,6 @@ def test_interrupted_sweep_goes_on_where_it_stopped(run, monkeypatch):
 def test_long_sweep_saves_as_it_grows(run, monkeypatch):
     saved = []
     monkeypatch.setattr(cli_sweep, "_SAVE_EVERY_S", -1.0)
-    monkeypatch.setattr(cli_sweep, "_save", lambda result, path: saved.append(len(result.points)))
+    monkeypatch.setattr(cli_sweep, "_save", lambda result, _: saved.append(len(result.points)))
     run()
     assert saved == [*range(1, 9), 8]

@@ -78,13 +78,9 @@ def _resumed(sweep: SweepResult, json_path: Path, *, force: bool) -> SweepResult
             f"{json_path} exists and holds no sweep ({error}); --force overwrites it", exit_code=2
         ) from None
     if not found.is_same_sweep(sweep):
-        raise CommandError(
-            f"{json_path} holds another sweep; --force overwrites it", exit_code=2
-        )
+        raise CommandError(f"{json_path} holds another sweep; --force overwrites it", exit_code=2)
     if len(found.points) >= found.size:
-        raise CommandError(
-            f"{json_path} is complete; --force simulates it again", exit_code=2
-        )
+        raise CommandError(f"{json_path} is complete; --force simulates it again", exit_code=2)
     return replace(sweep, points=found.points)
 
 

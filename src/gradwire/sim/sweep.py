@@ -11,7 +11,15 @@ from typing import Any, NamedTuple
 from gradwire.errors import SpecError
 from gradwire.hardware import Hardware, LinkSpeed
 from gradwire.plan import Plan
-from gradwire.sim.base import COLLECTIVES, ENGINES, TOPOLOGIES, Cluster, Collective, Engine, Topology
+from gradwire.sim.base import (
+    COLLECTIVES,
+    ENGINES,
+    TOPOLOGIES,
+    Cluster,
+    Collective,
+    Engine,
+    Topology,
+)
 from gradwire.sim.run import EventSimulator, simulate
 from gradwire.spec import check_number, check_whole
 from gradwire.workload import Workload
@@ -67,12 +75,15 @@ class Grid:
                 raise SpecError("Grid.rates_bytes_per_s", rate, "above 0")
         for plan in self.plans:
             Plan.of(plan)
-        known = {
-            "topology": ((self.topology,), TOPOLOGIES),
-            "collective": ((self.collective,), COLLECTIVES),
-            "engines": (self.engines, ENGINES),
-        }
-        for name, (values, allowed) in known.items():
+        self._check_names()
+
+    def _check_names(self) -> None:
+        known = (
+            ("topology", (self.topology,), TOPOLOGIES),
+            ("collective", (self.collective,), COLLECTIVES),
+            ("engines", self.engines, ENGINES),
+        )
+        for name, values, allowed in known:
             for value in values:
                 if value not in allowed:
                     raise SpecError(f"Grid.{name}", value, "one of: " + ", ".join(allowed))
@@ -133,9 +144,7 @@ class SweptWorkload:
     def of(cls, workload: Workload) -> SweptWorkload:
         """Describe a workload."""
         digest = hashlib.blake2b(workload.to_json().encode(), digest_size=16).hexdigest()
-        return cls(
-            workload.name, digest, workload.batch_size, workload.numel, workload.compute_s
-        )
+        return cls(workload.name, digest, workload.batch_size, workload.numel, workload.compute_s)
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,7 +226,9 @@ class SweepResult:
 
 
 def _read(data: Mapping[str, Any]) -> dict[str, Any]:
-    grid = {k: tuple(v) if isinstance(v, list) else v for k, v in data["grid"].items()}
+    grid: dict[str, Any] = {
+        k: tuple(v) if isinstance(v, list) else v for k, v in data["grid"].items()
+    }
     read = {
         "grid": Grid(**grid),
         "workloads": tuple(SweptWorkload(**w) for w in data["workloads"]),
@@ -244,9 +255,7 @@ def plan_sweep(
         raise SpecError("workloads", names, "at least one, of different names")
     digest = hashlib.blake2b(hardware.to_json().encode(), digest_size=16).hexdigest()
     swept = tuple(SweptWorkload.of(workload) for workload in workloads)
-    return SweepResult(
-        grid, swept, hardware.fingerprint, digest, (), euro_per_rank_hour, samples
-    )
+    return SweepResult(grid, swept, hardware.fingerprint, digest, (), euro_per_rank_hour, samples)
 
 
 def missing(result: SweepResult) -> Iterator[PointKey]:
@@ -268,9 +277,7 @@ def missing(result: SweepResult) -> Iterator[PointKey]:
                             yield key
 
 
-def simulate_point(
-    key: PointKey, grid: Grid, workload: Workload, hardware: Hardware
-) -> Point:
+def simulate_point(key: PointKey, grid: Grid, workload: Workload, hardware: Hardware) -> Point:
     """Simulate one step of a sweep, in which all ranks are alike."""
     link = LinkSpeed(grid.latency_s, key.rate_bytes_per_s)
     step = simulate(

@@ -18,7 +18,7 @@ def test_cycles_of_folds_add_up():
     assert one == 2 * 128 + 128 + 10 - 2
     assert ARRAY.cycles(Gemm(129, 10, 128)) == 2 * one
     assert ARRAY.cycles(Gemm(256, 10, 256)) == 4 * one
-    assert ARRAY.cycles(Gemm(128, 10, 128, count=3)) == 3 * one
+    assert ARRAY.cycles(Gemm(128, 10, 128, repeats=3)) == 3 * one
 
 
 def test_weights_at_rest_let_the_rows_pass():

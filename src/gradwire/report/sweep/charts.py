@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import matplotlib as mpl
 from matplotlib.axes import Axes
@@ -123,7 +124,7 @@ def _lines(
     axes.figure.legend(loc="outside lower center", ncols=4)
 
 
-def _look(part: Slice, plan: str) -> dict[str, object]:
+def _look(part: Slice, plan: str) -> dict[str, Any]:
     index = part.result.grid.plans.index(plan)
     return {
         "color": _colour(part, plan),

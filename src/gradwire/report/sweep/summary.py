@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import pairwise
 
 from gradwire.sim.base import Engine
 from gradwire.sim.sweep import BASELINE, Point, PointKey, SweepResult, SweptWorkload
@@ -85,7 +86,7 @@ class Slice:
             return None
         if known[-1][1] > 0:
             return math.inf
-        for (low, gain), (high, loss) in reversed(list(zip(known, known[1:], strict=False))):
+        for (low, gain), (high, loss) in reversed(list(pairwise(known))):
             if gain > 0 >= loss:
                 return math.exp(low + (high - low) * gain / (gain - loss))
         return 0.0

@@ -52,7 +52,9 @@ def verdicts(result: SweepResult) -> list[str]:
             continue
         order = sorted(won, key=lambda plan: -won[plan])
         shares = ", ".join(f"{plan} {won[plan]:.0%}" for plan in order)
-        sentences.append(f"{part.workload.name}, {part.engine}: fastest in share of cells: {shares}")
+        sentences.append(
+            f"{part.workload.name}, {part.engine}: fastest in share of cells: {shares}"
+        )
     return sentences
 
 
@@ -149,9 +151,13 @@ def shown_rate(result: SweepResult) -> float:
 def notes() -> list[str]:
     """Say what the numbers rest on."""
     return [
-        "Everything here is simulated. Where the machine is called modelled, layer times "
-        "and kernel speeds follow from data sheets, not from measurements.",
+        (
+            "Everything here is simulated. Where the machine is called modelled, layer times and "
+            "kernel speeds follow from data sheets, not from measurements."
+        ),
         "Steps are compared, not losses: whether a plan needs more steps is for a training to say.",
-        "Plans that come within 1 % of the fastest share the first place; the one that stands "
-        "first in the list, and loses least, gets it.",
+        (
+            "Plans within 1 % of the fastest share the first place; the one that stands first in "
+            "the list gets it."
+        ),
     ]

@@ -11,7 +11,7 @@ from gradwire.workload import parameter
 
 
 class Gemm(NamedTuple):
-    """Matrix products `[rows, inner] x [inner, columns]`, `count` of them.
+    """Matrix products `[rows, inner] x [inner, columns]`, `repeats` of them.
 
     Example:
         >>> Gemm(2, 3, 4).flops
@@ -21,12 +21,12 @@ class Gemm(NamedTuple):
     rows: int
     inner: int
     columns: int
-    count: int = 1
+    repeats: int = 1
 
     @property
     def flops(self) -> int:
         """Multiplications and additions, counted as two."""
-        return 2 * self.rows * self.inner * self.columns * self.count
+        return 2 * self.rows * self.inner * self.columns * self.repeats
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +46,7 @@ class Product:
     Example:
         >>> conv = Product(rows=16, inner=3, columns=8, window=9)
         >>> conv.forward(batch_size=2)
-        Gemm(rows=32, inner=27, columns=8, count=1)
+        Gemm(rows=32, inner=27, columns=8, repeats=1)
     """
 
     rows: int
@@ -72,10 +72,10 @@ class Product:
 
     def weight_gradient(self, batch_size: int) -> Gemm:
         """Return the product for the gradient of the weight, summed over all samples."""
-        inner, count = self.rows * batch_size, self.groups
+        inner, repeats = self.rows * batch_size, self.groups
         if not self.has_weight:
-            inner, count = self.rows, self.groups * batch_size
-        return Gemm(self.window * self.inner, inner, self.columns, count)
+            inner, repeats = self.rows, self.groups * batch_size
+        return Gemm(self.window * self.inner, inner, self.columns, repeats)
 
     def _gemm(self, rows: int, inner: int, columns: int, batch_size: int) -> Gemm:
         if self.has_weight:
@@ -173,11 +173,16 @@ def linear(
     """Describe `torch.nn.Linear` over `rows` positions.
 
     Args:
+        module: Its name.
+        inner: Features of the input.
+        columns: Features of the output.
+        rows: Positions of one sample.
+        bias: Whether it adds one.
         moved: Values that what follows it reads and writes.
 
     Example:
         >>> linear("fc", 4, 10).products[0].forward(2)
-        Gemm(rows=2, inner=4, columns=10, count=1)
+        Gemm(rows=2, inner=4, columns=10, repeats=1)
     """
     shapes = {"weight": (columns, inner), **({"bias": (columns,)} if bias else {})}
     product = Product(rows, inner, columns)
@@ -185,9 +190,13 @@ def linear(
 
 
 def norm(module: str, numel: int, width: int, *, bias: bool = True, moved: int = 2) -> LayerShape:
-    """Describe a layer norm over `numel` values, `width` of them together.
+    """Describe a layer norm.
 
     Args:
+        module: Its name.
+        numel: Values of one sample.
+        width: Values that are normalised together.
+        bias: Whether it adds one.
         moved: How often each value is read or written.
 
     Example:

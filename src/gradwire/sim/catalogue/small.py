@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 from gradwire.sim.catalogue.base import LayerShape, Network, Product, linear, norm, weights
 
 _ACTIVATION = 2
@@ -18,7 +20,7 @@ def mlp(width: int = 1536) -> Network:
     sizes = (64, width, width, width, 10)
     layers = tuple(
         linear(f"net.{2 * i}", inner, columns, moved=_ACTIVATION * columns)
-        for i, (inner, columns) in enumerate(zip(sizes, sizes[1:], strict=False))
+        for i, (inner, columns) in enumerate(pairwise(sizes))
     )
     return Network("mlp", layers)
 

@@ -178,9 +178,7 @@ def llama(size: str = "7b", tokens: int = 4096) -> Network:
     return Network(f"llama_{size}", tuple(layers), "sequences")
 
 
-def _llama_layer(
-    prefix: str, sizes: tuple[int, int, int, int], tokens: int
-) -> list[LayerShape]:
+def _llama_layer(prefix: str, sizes: tuple[int, int, int, int], tokens: int) -> list[LayerShape]:
     width, hidden, heads, key_heads = sizes
     numel, keys = tokens * width, width // heads * key_heads
 

@@ -41,12 +41,8 @@ _NODES: Mapping[str, _Node] = MappingProxyType(
     {
         # NVLink of each GPU, one way: 150, 300 and 450 GB/s; an interface is one
         # InfiniBand port of DGX-1, DGX A100, DGX H100 and DGX H200.
-        "v100": _Node(
-            "cuda", 1, ("sm_70",), LinkSpeed(5e-6, 1.5e11), LinkSpeed(1e-5, 1.25e10)
-        ),
-        "a100": _Node(
-            "cuda", 1, ("sm_80", "bf16"), LinkSpeed(5e-6, 3e11), LinkSpeed(1e-5, 2.5e10)
-        ),
+        "v100": _Node("cuda", 1, ("sm_70",), LinkSpeed(5e-6, 1.5e11), LinkSpeed(1e-5, 1.25e10)),
+        "a100": _Node("cuda", 1, ("sm_80", "bf16"), LinkSpeed(5e-6, 3e11), LinkSpeed(1e-5, 2.5e10)),
         "h100": _Node(
             "cuda", 1, ("sm_90", "bf16", "fp8"), LinkSpeed(5e-6, 4.5e11), LinkSpeed(1e-5, 5e10)
         ),
@@ -54,9 +50,7 @@ _NODES: Mapping[str, _Node] = MappingProxyType(
             "cuda", 1, ("sm_90", "bf16", "fp8"), LinkSpeed(5e-6, 4.5e11), LinkSpeed(1e-5, 5e10)
         ),
         # Shared memory within, 10 Gbit/s Ethernet between.
-        "cpu": _Node(
-            "cpu", 32, ("avx2", "avx512"), LinkSpeed(2e-5, 1e10), LinkSpeed(5e-5, 1.25e9)
-        ),
+        "cpu": _Node("cpu", 32, ("avx2", "avx512"), LinkSpeed(2e-5, 1e10), LinkSpeed(5e-5, 1.25e9)),
     }
 )
 

@@ -77,7 +77,9 @@ class Roofline:
 
     def _peak(self, dtype: str) -> float:
         if dtype not in self.peak_flops:
-            raise SpecError("dtype", dtype, f"one that {self.name} has: {', '.join(self.peak_flops)}")
+            raise SpecError(
+                "dtype", dtype, f"one that {self.name} has: {', '.join(self.peak_flops)}"
+            )
         return self.peak_flops[dtype]
 
 
@@ -85,9 +87,7 @@ DEVICES: Mapping[str, Roofline] = MappingProxyType(
     {
         device.name: device
         for device in (
-            Roofline(
-                "v100", {"float32": 15.7e12, "float16": 125e12}, 0.9e12, 0.6, 0.8, 3e-6
-            ),
+            Roofline("v100", {"float32": 15.7e12, "float16": 125e12}, 0.9e12, 0.6, 0.8, 3e-6),
             Roofline(
                 "a100",
                 {"float32": 19.5e12, "tf32": 156e12, "float16": 312e12, "bfloat16": 312e12},

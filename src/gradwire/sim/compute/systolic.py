@@ -66,7 +66,7 @@ class SystolicArray:
         if self.dataflow == "weight_stationary":
             rest, stream = (gemm.inner, gemm.columns), gemm.rows
         folds = math.ceil(rest[0] / self.rows) * math.ceil(rest[1] / self.columns)
-        return (2 * self.rows + self.columns + stream - 2) * folds * gemm.count
+        return (2 * self.rows + self.columns + stream - 2) * folds * gemm.repeats
 
     def forward_s(self, layer: LayerShape, batch_size: int, dtype: str) -> float:
         """See `ComputeModel.forward_s`."""
