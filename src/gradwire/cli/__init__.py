@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from gradwire.cli import demo, doctor, report
+from gradwire.cli import demo, doctor, report, simulate
 from gradwire.errors import CommandError, GradwireError, SpecError
 from gradwire.version import installed_version
 
@@ -51,3 +51,4 @@ def main() -> None:
 main.add_command(demo.command)
 main.add_command(doctor.command)
 main.add_command(report.command)
+main.add_command(simulate.command)

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, cast
 
 from gradwire.cli.files import require_apart, require_free, write_file
 from gradwire.errors import CommandError, SpecError
@@ -15,10 +15,47 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from gradwire.hardware import Hardware
-    from gradwire.sim.sweep import Point, SweepResult
+    from gradwire.sim.base import Engine
+    from gradwire.sim.sweep import Grid, Point, SweepResult
     from gradwire.workload import Workload
 
 _SAVE_EVERY_S = 5.0
+_ONE_POINT = {"ranks": "8", "rate": "10Gbit/s"}
+
+
+def parse_grid(options: Mapping[str, Any]) -> Grid:
+    """Read the grid of a sweep, or of one step, from the command's options.
+
+    Raises:
+        SpecError: A value that a grid or a unit refuses.
+        CommandError: A number of ranks that is no number.
+    """
+    from gradwire.sim.sweep import PLANS, RANKS, RATES_BYTES_PER_S, Grid  # noqa: PLC0415
+    from gradwire.units import parse_rate, parse_seconds  # noqa: PLC0415
+
+    given = {**options}
+    if not options["sweep"]:
+        given |= {name: options[name] or value for name, value in _ONE_POINT.items()}
+    return Grid(
+        tuple(map(_whole, _items(given["ranks"]))) if given["ranks"] else RANKS,
+        tuple(map(parse_rate, _items(given["rate"]))) if given["rate"] else RATES_BYTES_PER_S,
+        tuple(options["plans"]) or PLANS,
+        cast("tuple[Engine, ...]", _items(options["engine"])),
+        parse_seconds(options["latency"]),
+        options["ranks_per_node"],
+        options["topology"],
+        options["collective"],
+    )
+
+
+def _items(text: str) -> tuple[str, ...]:
+    return tuple(item.strip() for item in text.split(","))
+
+
+def _whole(text: str) -> int:
+    if not text.isdecimal():
+        raise CommandError(f"--ranks {text} is no number", exit_code=2)
+    return int(text)
 
 
 def run_sweep(

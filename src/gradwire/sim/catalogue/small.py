@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from itertools import pairwise
 
 from gradwire.sim.catalogue.base import LayerShape, Network, Product, linear, norm, weights
+from gradwire.workload import Layer, Workload
 
 _ACTIVATION = 2
 _RESIDUAL = 3
@@ -90,3 +92,21 @@ def _block(prefix: str, width: int, context: int, heads: int) -> list[LayerShape
         project("up", width, 4 * width, _ACTIVATION * 4 * numel),
         project("down", 4 * width, width, _RESIDUAL * numel),
     ]
+
+
+def accel() -> Workload:
+    """Return the bench's simulated accelerator: twelve layers that sleep.
+
+    It has about as many parameters as a ResNet-18 for small images, and the
+    same times on every device: 100 ms forward, 200 ms backward.
+
+    Example:
+        >>> accel().numel, accel().compute_s
+        (10875648, 0.3)
+    """
+    depth, rows = 12, math.isqrt(10_900_000 // 12 // 4)
+    layers = tuple(
+        Layer(f"{i}", weights(f"{i}", weight=(rows, 4 * rows)), 0.1 / depth, 0.2 / depth)
+        for i in range(depth)
+    )
+    return Workload("accel", layers)
