@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from gradwire.plan import Plan
 from gradwire.report.model import (
     DemoResult,
@@ -106,7 +108,7 @@ def bench_result() -> BenchResult:
         None,
         0.0,
         "none",
-        (ModeResult(**{**fields(shaky), "rounds": wild}), torn),
+        (replace(shaky, rounds=wild), torn),
         300_000,
     )
     return BenchResult(
@@ -116,10 +118,6 @@ def bench_result() -> BenchResult:
         61.0,
         {"seed": 0, "steps_per_round": 5},
     )
-
-
-def fields(mode: ModeResult) -> dict[str, object]:
-    return {name: getattr(mode, name) for name in mode.__dataclass_fields__}
 
 
 def demo_method(

@@ -39,12 +39,13 @@ from gradwire.spec import (
 )
 
 if TYPE_CHECKING:
-    from gradwire.integrations.ddp import attach, find_ddp
+    from gradwire.integrations.attach import attach
+    from gradwire.integrations.ddp import find_ddp
 
     __version__: str
 
 _LOADED_ON_USE = {
-    "attach": "gradwire.integrations.ddp",
+    "attach": "gradwire.integrations.attach",
     "find_ddp": "gradwire.integrations.ddp",
 }
 

@@ -31,6 +31,7 @@ Options:
 Commands:
   demo    Train a small model over a slow link, once for each way to...
   doctor  Say what can run on this machine, and the reason for each thing...
+  report  Show what `gradwire bench` or `gradwire demo --json` has measured.
 """,
     )
 

@@ -2,4 +2,4 @@
 
 import torch._dynamo  # noqa: F401
 
-import gradwire.integrations.ddp  # noqa: F401
+import gradwire.integrations.attach  # noqa: F401

@@ -157,7 +157,7 @@ REFUSED = {
         "TypeError: no DistributedDataParallel model in NoneType",
     ),
     "L1 two": (_two, r"TypeError: 2 Dist\w+ models in ModuleList \(of Linear, Bilinear\)"),
-    "L3 FSDP": (_sharded, r"TypeError: FSDPSequential is sharded \(FSDP\w*\); attach takes DDP"),
+    "L3 FSDP": (_sharded, r"TypeError: no DistributedDataParallel model in FSDPSequential"),
     "attached twice": (
         _attached_twice,
         r"SpecError: communication hook of DDP='_hook' is not unset: .* wrap the model anew",

@@ -271,7 +271,7 @@ RANKS = """
     import json, os, signal, sys, time
     import torch, torch._dynamo, torch.distributed as dist
     from torch import nn
-    import gradwire, gradwire.integrations.ddp
+    import gradwire, gradwire.integrations.attach
 
     def train(rank, store, ending):
         torch.set_num_threads(1)

@@ -89,6 +89,8 @@ class BucketRun:
             without a hook.
         is_measured: Whether to estimate the relative error of all parameters.
         is_checked: Whether to verify conservation.
+        dense_passes: How often an uncompressed exchange would move the values:
+            twice for an all-reduce, once for a reduce-scatter.
     """
 
     bucket: Bucket
@@ -102,6 +104,7 @@ class BucketRun:
     is_plain: bool = False
     is_measured: bool = False
     is_checked: bool = False
+    dense_passes: int = 2
     done_s: float = 0.0
     is_finite: bool = True
     intervals: list[tuple[float, float]] = field(default_factory=list)
@@ -237,7 +240,7 @@ class BucketRun:
         return BucketStats(
             index=self.bucket.index,
             parameters=len(self.bucket.names),
-            dense_bytes=2 * (world_size - 1) * values.nbytes // world_size,
+            dense_bytes=self.dense_passes * (world_size - 1) * values.nbytes // world_size,
             sent_bytes=counts.sent_bytes,
             received_bytes=counts.received_bytes,
             encode_s=self._stage_s["encode"],

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -36,6 +36,7 @@ class Layouts:
         assignments: Their reducers.
         offsets: Their places in the residual.
         world_size: Number of ranks.
+        build: Makes the reducer of a spec.
     """
 
     def __init__(
@@ -44,11 +45,13 @@ class Layouts:
         assignments: Mapping[str, Assignment],
         offsets: Mapping[str, int],
         world_size: int,
+        build: Callable[[ReducerSpec], Reducer] = build,
     ) -> None:
         self._entries = {p.name: p.entry for p in parameters}
         self._assignments = assignments
         self._offsets = offsets
         self._world_size = world_size
+        self._build = build
         self._reducers: dict[ReducerSpec, Reducer] = {}
         self._known: dict[tuple[tuple[str, ...], bool], Layout] = {}
 
@@ -90,7 +93,7 @@ class Layouts:
 
     def _reducer(self, spec: ReducerSpec) -> Reducer:
         if spec not in self._reducers:
-            self._reducers[spec] = build(spec)
+            self._reducers[spec] = self._build(spec)
         return self._reducers[spec]
 
 

@@ -27,8 +27,9 @@ from gradwire.engine.stats import Stats, StepStats
 from gradwire.engine.worker import Worker
 from gradwire.errors import CollectiveError, SpecError, StateError
 from gradwire.key import Key
-from gradwire.plan import DENSE, Parameter, Plan
-from gradwire.spec import check_number, check_whole
+from gradwire.plan import DENSE, Assignment, Parameter, Plan
+from gradwire.reduce.base import Reducer, build
+from gradwire.spec import ReducerSpec, check_number, check_whole
 
 _CHANNELS_A_STEP = 1 << 20
 _TAGGED_STEPS = 1 << 7
@@ -57,6 +58,24 @@ class _Step:
     last_ready_s: float | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class Variant:
+    """What differs where buckets are not DDP's.
+
+    Attributes:
+        assignments: The reducer of each parameter.
+        build: Makes the reducer of a spec.
+        dense_passes: See `BucketRun`.
+        label: Begins the key of `state_dict`, where ranks of several groups
+            save to one place.
+    """
+
+    assignments: Mapping[str, Assignment]
+    build: Callable[[ReducerSpec], Reducer] = build
+    dense_passes: int = 2
+    label: str = ""
+
+
 class Synchronizer:
     """Averages gradients over ranks by a plan; made by `gradwire.attach`.
 
@@ -74,6 +93,7 @@ class Synchronizer:
             runs backward, when the next one begins.
         replicas: Returns the parameters' values, for the check.
         forwards: Returns how many forward passes there were, for `stats`.
+        variant: How reducers are chosen and made, where it is not the plan alone.
     """
 
     def __init__(  # noqa: PLR0913 - all but the first three by keyword
@@ -89,6 +109,7 @@ class Synchronizer:
         on_step: Callable[[StepStats], None] | None = None,
         replicas: Callable[[], Mapping[str, Tensor]] | None = None,
         forwards: Callable[[], int | None] | None = None,
+        variant: Variant | None = None,
     ) -> None:
         if check_every < 0:
             raise SpecError("check_every", check_every, "at least 0")
@@ -101,7 +122,9 @@ class Synchronizer:
         self._on_step = on_step
         self._replicas = replicas or dict
         self._forwards = forwards or (lambda: None)
-        assignments = plan.assign(parameters, mailbox.world_size)
+        variant = variant or Variant(plan.assign(parameters, mailbox.world_size))
+        assignments = variant.assignments
+        self._variant = variant
         is_dense = all(a.reducer == DENSE for a in assignments.values())
         # With more ranks a value's place in the bucket would decide its last bits.
         has_one_sum = mailbox.world_size <= _ORDERLESS_RANKS
@@ -110,7 +133,7 @@ class Synchronizer:
         self._dense = {n: a.dense_reason for n, a in assignments.items() if a.dense_reason}
         self._feedback = ErrorFeedback(parameters, assignments, self._lane.device)
         offsets = self._feedback.offsets
-        self._layouts = Layouts(parameters, assignments, offsets, mailbox.world_size)
+        self._layouts = Layouts(parameters, assignments, offsets, mailbox.world_size, variant.build)
         self._steps_done = self._sent_bytes = self._dense_bytes = 0
         self._channels = 0
         self._has_agreed = False
@@ -187,9 +210,7 @@ class Synchronizer:
             step.runs.append(run)
             step.unfinished += 1
             if is_last:
-                step.last_ready_s = time.perf_counter()
-                self._current = None
-                self._steps_done += 1
+                self._mark_last(step)
         left = max(1, len(tasks))
 
         def finish(error: BaseException | None) -> None:  # on the worker's thread only
@@ -202,6 +223,32 @@ class Synchronizer:
 
         for task in tasks or [_nothing()]:
             self._worker.submit(task, finish)
+
+    @property
+    def begins_step(self) -> bool:
+        """Whether the next bucket will be the first of its backward pass."""
+        return self._current is None
+
+    def reduce_next(self, buffer: Tensor, names: tuple[str, ...], deliver: Deliver) -> None:
+        """Start averaging a bucket that nobody numbered; `end_backward` ends the step."""
+        index = 0 if self._current is None else len(self._current.runs)
+        self.reduce(index, buffer, names, deliver, is_last=False)
+
+    def end_backward(self) -> None:
+        """Say that the last bucket had no successor, where that was not known before."""
+        step = self._current
+        if step is None:
+            return
+        with self._lock:
+            self._mark_last(step)
+            is_over = step.unfinished == 0
+        if is_over:
+            self._end_step(step)
+
+    def _mark_last(self, step: _Step) -> None:
+        step.last_ready_s = time.perf_counter()
+        self._current = None
+        self._steps_done += 1
 
     def _begin_step(self) -> _Step:
         if self._current is None:
@@ -242,6 +289,7 @@ class Synchronizer:
             is_plain=self._is_plain and not buffer.is_sparse,
             is_measured=bucket.step % _MEASURED_EVERY == 1,
             is_checked=self._is_checked(bucket.step),
+            dense_passes=self._variant.dense_passes,
         )
 
     def _is_checked(self, step: int) -> bool:
@@ -346,7 +394,7 @@ class Synchronizer:
             "plan": self.plan.to_json(),
             **self._feedback.tensors(),
         }
-        return {f"rank{self.rank}": mine}
+        return {f"{self._variant.label}rank{self.rank}": mine}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue where `state_dict` was taken.
@@ -379,8 +427,9 @@ class Synchronizer:
     def _own_or_any(self, state: Mapping[str, Any]) -> Mapping[str, Any]:
         if not isinstance(state, Mapping):
             raise StateError(f"{type(state).__name__} is no state; pass what state_dict returned")
-        ranks = sorted(k for k in state if isinstance(k, str) and k.startswith("rank"))
-        key = f"rank{self.rank}"
+        prefix = f"{self._variant.label}rank"
+        ranks = sorted(k for k in state if isinstance(k, str) and k.startswith(prefix))
+        key = f"{prefix}{self.rank}"
         if not ranks:
             raise StateError(
                 f"no state of gradwire among the keys {sorted(map(str, state))[:5]}", missing=[key]

@@ -48,20 +48,38 @@ class Options(NamedTuple):
 def agree(
     ddp: DDP, plan: Plan | ReducerSpec | str | Path | None, options: Options, mailbox: Mailbox
 ) -> tuple[Plan, list[Parameter]]:
-    """Read plan and parameters here, and make sure that all ranks read the same.
+    """Read a DDP model's plan and parameters; make sure all ranks read the same.
 
     Raises:
         SpecError: The plan or an option asks for what cannot exist, or the
             model uses what cannot be combined with a hook.
         RankMismatchError: Another rank has refused, or has read something else.
     """
-    problem: Exception | None = None
-    chosen, parameters = Plan(()), []
-    try:
+
+    def read() -> tuple[Plan, list[Parameter]]:
         chosen = load_plan(plan)
         options.check(device_of(ddp))
         parameters = _parameters(ddp)
         _refuse(ddp)
+        return chosen, parameters
+
+    return agree_on(read, options, mailbox)
+
+
+def agree_on(
+    read: Callable[[], tuple[Plan, list[Parameter]]], options: Options, mailbox: Mailbox
+) -> tuple[Plan, list[Parameter]]:
+    """Read plan and parameters, and make sure that all ranks read the same.
+
+    Raises:
+        RankMismatchError: Another rank has refused, or has read something else.
+        Exception: What `read` raises here.
+    """
+    problem: Exception | None = None
+    chosen = Plan(())
+    parameters: list[Parameter] = []
+    try:
+        chosen, parameters = read()
     except Exception as error:  # noqa: BLE001 - raised below, once the others know
         problem = error
     mine = {

@@ -1,4 +1,4 @@
-"""DistributedDataParallel: `attach`, and the communication hook behind it."""
+"""DistributedDataParallel: finding it in a model, and the communication hook."""
 
 # No `from __future__ import annotations` here: DDP reads the hook's annotations.
 
@@ -26,7 +26,7 @@ _WRAPPED_IN = ("_orig_mod", "module", "_forward_module", "model", "strategy")
 _LOOKED_AT_EVERY = 100
 
 
-def attach(
+def attach_ddp(
     model: object,
     plan: Plan | ReducerSpec | str | Path | None = None,
     *,
@@ -34,48 +34,7 @@ def attach(
     check_every: int = 0,
     on_step: Callable[[StepStats], None] | None = None,
 ) -> Synchronizer:
-    """Compress the gradients of a DistributedDataParallel model from now on.
-
-    Call it on every rank, once, after wrapping the model. The training loop
-    stays as it is. Parameters that DDP ignores or averages by itself
-    (`delay_all_reduce_named_params`) are left to it.
-
-    Args:
-        model: A DDP model, or an object with exactly one inside (compiled, or
-            wrapped by Lightning, Accelerate or the like).
-        plan: A plan, the path of a plan file, a reducer spec or its short name
-            (`none bf16 fp16 fp8 int8 ... int1 sign topk threshold random_k
-            low_rank`). None is the default: 6 bits with error feedback for
-            matrices of 1,024 values or more, float32 for the rest.
-        link: Make transfers last as long as on such a link, to try one out.
-        check_every: Every so many steps verify that nothing is lost and that
-            all ranks hold the same parameters; 0 for never.
-        on_step: Called with each step's `StepStats` when the next one begins.
-
-    Returns:
-        The handle: `stats()`, `state_dict()`, `load_state_dict(d)`,
-        `rescale(f)`, `close()`.
-
-    Raises:
-        TypeError: No DDP model in `model`, or several.
-        SpecError: The plan or an option asks for what cannot exist, or the
-            model uses what cannot be combined with a hook; says which.
-        RankMismatchError: Ranks differ in plan, parameters, sizes, link or
-            `check_every`; raised on every rank.
-
-    Example:
-        >>> import tempfile
-        >>> import torch.distributed as dist
-        >>> store = dist.FileStore(tempfile.mktemp(), 1)
-        >>> dist.init_process_group("gloo", store=store, rank=0, world_size=1)
-        >>> ddp = DDP(nn.Linear(64, 32))
-        >>> sync = attach(ddp, "int8")
-        >>> ddp(torch.ones(2, 64)).sum().backward()
-        >>> sync.stats().steps_done
-        1
-        >>> sync.close()
-        >>> dist.destroy_process_group()
-    """
+    """Compress the gradients of a DistributedDataParallel model; see `attach`."""
     ddp = find_ddp(model)
     if ddp.static_graph:
         warnings.warn(
@@ -143,9 +102,6 @@ def find_ddp(model: object) -> DDP:
         return next(iter(found.values()))
     kind = type(model).__name__
     if not found:
-        sharded = [c.__name__ for c in type(model).__mro__ if "FSDP" in c.__name__]
-        if sharded:
-            raise TypeError(f"{kind} is sharded ({sharded[0]}); attach takes DDP models only")
         raise TypeError(
             f"no DistributedDataParallel model in {kind}; wrap the model before attaching"
         )

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from torch import Tensor
 
-from gradwire.codecs.base import Segments, build
+from gradwire.codecs.base import Codec, Segments, build
 from gradwire.comm.base import Collective, Steps
 from gradwire.key import Key
 from gradwire.reduce.base import REDUCERS, Part, Slot, State
@@ -53,20 +55,43 @@ class TwoPhaseReducer:
         if group.world_size == 1:
             part.copy(x, out)
             return
-        codec, shards, rank = self._codec, part.shards, group.rank
+        shards, rank = part.shards, group.rank
         residual = state.residual if self.spec.feedback else None
-        # All of `x` is encoded before anything is written: `out` may be `x`.
-        payloads = [codec.encode(x, shard, key, residual) for shard in shards]
-        rows = payloads[rank].new_empty(group.world_size, payloads[rank].numel())
-        yield from group.all_to_all(rows.unbind(), payloads)
-        codec.decode(rows, shards[rank], out, group.world_size)
+        yield from reduce_scatter(self._codec, x, shards, key, residual, group, out)
 
         second = key._replace(part=1)
         codec = self._mean_codec
         gain = float(group.world_size)
         mean = codec.encode(out, shards[rank], second, residual, gain)
-        sizes = [self._mean_codec.spec.num_bytes(shard.numels) for shard in shards]
+        sizes = [codec.spec.num_bytes(shard.numels) for shard in shards]
         means = [mean if r == rank else mean.new_empty(n) for r, n in enumerate(sizes)]
         yield from group.all_to_all(means, [mean] * group.world_size)
         for payload, shard in zip(means, shards, strict=True):
             codec.decode(payload[None], shard, out)
+
+
+def reduce_scatter(
+    codec: Codec,
+    x: Tensor,
+    shards: Sequence[Segments],
+    key: Key,
+    residual: Tensor | None,
+    group: Collective,
+    out: Tensor,
+) -> Steps[None]:
+    """Send each rank its shard, encoded, and average what arrives of the own one.
+
+    Args:
+        codec: How shards travel.
+        x: All shards, float32, 1-D, contiguous; not changed unless it is `out`.
+        shards: By rank, the stretches it owns.
+        key: Stream of the noise.
+        residual: What this rank owes to each shard, or None for no feedback.
+        group: The ranks.
+        out: Like `x`; only the own shard's values are written.
+    """
+    # All of `x` is encoded before anything is written: `out` may be `x`.
+    payloads = [codec.encode(x, shard, key, residual) for shard in shards]
+    rows = payloads[group.rank].new_empty(group.world_size, payloads[group.rank].numel())
+    yield from group.all_to_all(rows.unbind(), payloads)
+    codec.decode(rows, shards[group.rank], out, group.world_size)

@@ -16,7 +16,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
-from gradwire.report.bars import PARTS, part_spreads
+from gradwire.report.bars import PARTS, HasParts, part_spreads
 from gradwire.report.model import Family, MethodResult
 from gradwire.report.summary import Summary, smoothed_losses, training_times
 
@@ -92,14 +92,18 @@ def _sent_bytes(method: MethodResult) -> list[int]:
     return list(accumulate(step.sent_bytes for step in method.steps))
 
 
-def step_breakdown(summaries: Sequence[Summary]) -> str:
-    """Draw the parts of a median step as stacked bars."""
+def step_breakdown(methods: Sequence[tuple[str, HasParts]]) -> str:
+    """Draw the parts of a median step as stacked bars.
+
+    Args:
+        methods: Label and numbers of each, from top to bottom.
+    """
     with mpl.rc_context(STYLE):
-        figure, axes = new_axes(0.5 * len(summaries) + 1.3, width=8.5)
-        labels = [s.method.label for s in summaries]
-        left = [0.0] * len(summaries)
+        figure, axes = new_axes(0.5 * len(methods) + 1.3, width=8.5)
+        labels = [label for label, _ in methods]
+        left = [0.0] * len(methods)
         for i, part in enumerate(PARTS):
-            widths = [1e3 * part_spreads(s)[i].median for s in summaries]
+            widths = [1e3 * part_spreads(numbers)[i].median for _, numbers in methods]
             axes.barh(labels, widths, left=left, color=_PARTS[i], label=part, height=0.6)
             left = [a + b for a, b in zip(left, widths, strict=True)]
         axes.invert_yaxis()

@@ -7,10 +7,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from made_results import bench_result, demo_result
 
 from gradwire.report.model import DemoResult
 from gradwire.report.results import BenchResult
+from made_results import bench_result, demo_result
 
 
 @pytest.fixture(scope="session")

@@ -46,9 +46,9 @@ def bench_json(
     }
     if other is not None:
         found = compare_results(result, other)
-        data["changes"] = {name: [_finite(_change(c)) for c in rows] for name, rows in found.cells.items()}
+        data["changes"] = {name: [_change(c) for c in rows] for name, rows in found.cells.items()}
         data["remarks"] = list(found.remarks)
-    return json.dumps(data, indent=1, allow_nan=False)
+    return json.dumps(_finite(data), indent=1, allow_nan=False)
 
 
 def bench_csv(result: BenchResult, *, euro_per_rank_hour: float | None = None) -> str:
@@ -99,14 +99,15 @@ def _mode(summary: ModeSummary) -> dict[str, Any]:
 
 
 def _numbers(numbers: Numbers) -> dict[str, Any]:
-    data = {**asdict(numbers), "times_smaller": numbers.times_smaller}
-    return {name: _finite(value) for name, value in data.items()}
+    return {**asdict(numbers), "times_smaller": numbers.times_smaller}
 
 
-def _finite(value: Any) -> Any:  # noqa: ANN401 - any number, or numbers by name
+def _finite(value: Any) -> Any:  # noqa: ANN401 - whatever JSON knows
     """Put None, which JSON has, in place of infinity and NaN, which it has not."""
     if isinstance(value, dict):
         return {name: _finite(part) for name, part in value.items()}
+    if isinstance(value, list):
+        return [_finite(part) for part in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 

@@ -30,7 +30,7 @@ def verdict(summary: CellSummary) -> str:
 
 
 def prediction(summaries: Sequence[CellSummary]) -> str:
-    """Say how far predicted step times lie from measured ones; empty without predictions."""
+    """Say how far predicted step times lie from measured ones, where there are any."""
     errors = [
         abs(m.numbers.prediction_error)
         for summary in summaries

@@ -1,4 +1,4 @@
-"""The words of a bench report: rows, marks and sentences that text and HTML share."""
+"""The words of a bench report: rows and marks that text and HTML share."""
 
 from __future__ import annotations
 
@@ -157,7 +157,7 @@ def reasons(summary: CellSummary) -> list[str]:
 
 
 def bench_table(summary: CellSummary) -> list[BenchRow]:
-    """Return a cell's numbers, one row a quantity, one cell a mode; empty rows are left out."""
+    """Return a row a quantity, with a number a mode; rows without any are left out."""
     lines = reasons(summary)
     rows = [
         BenchRow(q.heading, tuple(_marked(q, m, summary, lines) for m in summary.modes))

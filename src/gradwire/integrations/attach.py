@@ -1,0 +1,98 @@
+"""`attach`: the one call for models that DDP or FSDP2 has wrapped."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh
+
+from gradwire.comm.shaped import Link
+from gradwire.engine.stats import StepStats
+from gradwire.engine.synchronizer import Synchronizer
+from gradwire.errors import SpecError
+from gradwire.integrations.ddp import attach_ddp
+from gradwire.integrations.fsdp import attach_sharded, find_sharded
+from gradwire.plan import Plan
+from gradwire.spec import ReducerSpec
+
+
+def attach(
+    model: object,
+    plan: Plan | ReducerSpec | str | Path | None = None,
+    *,
+    link: Link | None = None,
+    check_every: int = 0,
+    on_step: Callable[[StepStats], None] | None = None,
+    replicate: dist.ProcessGroup | DeviceMesh | None = None,
+    parameters: str | None = None,
+) -> Synchronizer:
+    """Compress the gradients of a data-parallel model from now on.
+
+    Call it on every rank, once, after wrapping the model. The training loop
+    stays as it is. Parameters that DDP ignores or averages by itself
+    (`delay_all_reduce_named_params`) are left to it.
+
+    Of a `fully_shard`ed model gradients travel encoded to the owners of their
+    shards; with `replicate`, sharding stays as it is, and what is encoded is
+    the exchange between ranks that hold the same shards, as those of several
+    nodes.
+
+    Args:
+        model: A DDP model, or an object with exactly one inside (compiled, or
+            wrapped by Lightning, Accelerate or the like), or a model that
+            `torch.distributed.fsdp.fully_shard` was applied to.
+        plan: A plan, the path of a plan file, a reducer spec or its short name
+            (`none bf16 fp16 fp8 int8 ... int1 sign topk threshold random_k
+            low_rank`). None is the default: 6 bits with error feedback for
+            matrices of 1,024 values or more, float32 for the rest; for a
+            sharded model 8 bits without feedback.
+        link: Make transfers last as long as on such a link, to try one out.
+        check_every: Every so many steps verify that nothing is lost and that
+            all ranks hold the same parameters; 0 for never.
+        on_step: Called with each step's `StepStats` when the next one begins.
+        replicate: For a sharded model: ranks that hold the same shards. The
+            model itself is sharded over the mesh's other dimension only.
+        parameters: For a sharded model: gather parameters in `"bf16"` or
+            `"int8"` instead of as they are.
+
+    Returns:
+        The handle: `stats()`, `state_dict()`, `load_state_dict(d)`,
+        `rescale(f)`, `close()`.
+
+    Raises:
+        TypeError: No model to attach to in `model`, or several.
+        SpecError: The plan or an option asks for what cannot exist, or the
+            model uses what cannot be combined with a hook; says which.
+        RankMismatchError: Ranks differ in plan, parameters, sizes, link or
+            `check_every`; raised on every rank.
+
+    Example:
+        >>> import tempfile, torch
+        >>> import torch.distributed as dist
+        >>> store = dist.FileStore(tempfile.mktemp(), 1)
+        >>> dist.init_process_group("gloo", store=store, rank=0, world_size=1)
+        >>> ddp = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(64, 32))
+        >>> sync = attach(ddp, "int8")
+        >>> ddp(torch.ones(2, 64)).sum().backward()
+        >>> sync.stats().steps_done
+        1
+        >>> sync.close()
+        >>> dist.destroy_process_group()
+    """
+    sharded = find_sharded(model)
+    if sharded is not None:
+        return attach_sharded(
+            sharded,
+            plan,
+            replicate=replicate,
+            parameters=parameters,
+            link=link,
+            check_every=check_every,
+            on_step=on_step,
+        )
+    for name, value in (("replicate", replicate), ("parameters", parameters)):
+        if value is not None:
+            raise SpecError(name, value, "None: only a fully_shard-ed model has such ranks")
+    return attach_ddp(model, plan, link=link, check_every=check_every, on_step=on_step)
