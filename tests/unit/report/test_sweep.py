@@ -10,68 +10,53 @@ from rich.console import Console
 from gradwire.report.sweep.html import sweep_html
 from gradwire.report.sweep.summary import share_won, slices
 from gradwire.report.sweep.text import sweep_text
-from gradwire.sim.sweep import Grid, Point, SweepResult, SweptWorkload
-
-RATES = (1e8, 1e9, 1e10)
-WORK = SweptWorkload("tiny", "", 8, 1000, 0.1)
-# Computation and wire: none sends 1e8 bytes; int4 an eighth, and encodes 20 ms.
-STEPS = {"none": (0.0, 1e8), "int4": (0.02, 1.25e7), "int2": (0.0201, 1.25e7)}
-
-
-def made(**changes):
-    grid = Grid((2, 1024), RATES, ("none", "int4", "int2"))
-    points = tuple(
-        Point("tiny", "ddp", ranks, rate, plan, 0.1 + encode + size / rate, 0.0, int(size), None)
-        for ranks in grid.ranks
-        for rate in RATES
-        for plan, (encode, size) in STEPS.items()
-    )
-    return SweepResult(grid, (WORK,), "modelled toy", "", points, **changes)
+from gradwire.sim.sweep import SweepResult
+from made_results import SWEEP_RATES, sweep_result
 
 
 def test_winner_is_the_fastest_and_the_first_of_equals():
-    [part] = slices(made())
-    assert [part.winner(2, rate) for rate in RATES] == ["int4", "int4", "none"]
+    [part] = slices(sweep_result())
+    assert [part.winner(2, rate) for rate in SWEEP_RATES] == ["int4", "int4", "none"]
     assert share_won(part) == pytest.approx({"none": 1 / 3, "int4": 2 / 3, "int2": 0})
 
 
 def test_break_even_lies_between_the_rates_around_it():
-    [part] = slices(made())
+    [part] = slices(sweep_result())
     # Really: 8.75e7 bytes less in 20 ms and 1 %, about 3.9e9 bytes/s.
     assert 1e9 < part.break_even_bytes_per_s("int4", 2) < 1e10
 
 
 def test_break_even_outside_the_grid_is_all_or_nothing():
-    result = made()
+    result = sweep_result()
     fast = [p for p in result.points if p.rate_bytes_per_s < 1e10]
-    [part] = slices(SweepResult(result.grid, (WORK,), "", "", tuple(fast)))
+    [part] = slices(SweepResult(result.grid, result.workloads, "", "", tuple(fast)))
     assert part.break_even_bytes_per_s("int4", 2) == math.inf
     slow = [p for p in result.points if p.rate_bytes_per_s == 1e10]
-    [part] = slices(SweepResult(result.grid, (WORK,), "", "", tuple(slow)))
+    [part] = slices(SweepResult(result.grid, result.workloads, "", "", tuple(slow)))
     assert part.break_even_bytes_per_s("int4", 2) == 0
-    [part] = slices(SweepResult(result.grid, (WORK,), "", ""))
+    [part] = slices(SweepResult(result.grid, result.workloads, "", ""))
     assert part.break_even_bytes_per_s("int4", 2) is None
 
 
 def test_efficiency_and_cost_follow_from_the_step():
-    [part] = slices(made(euro_per_rank_hour=2.0, samples=8 * 2 * 3600))
+    [part] = slices(sweep_result(euro_per_rank_hour=2.0, samples=8 * 2 * 3600))
     assert part.efficiency("none", 2, 1e9) == pytest.approx(0.5)
     assert part.train_hours("none", 2, 1e9) == pytest.approx(0.2)
     assert part.euros("none", 2, 1e9) == pytest.approx(0.8)
 
 
 def test_without_price_there_is_no_cost():
-    [part] = slices(made())
+    [part] = slices(sweep_result())
     assert part.euros("none", 2, 1e9) is None
-    assert "Cost" not in sweep_html(made())
+    assert "Cost" not in sweep_html(sweep_result())
 
 
 def test_text_shows_map_break_even_and_scaling():
     console = Console(width=120, record=True)
     with console.capture() as captured:
-        console.print(sweep_text(made(euro_per_rank_hour=2.0, samples=1e6)))
+        console.print(sweep_text(sweep_result(euro_per_rank_hour=2.0, samples=1e6)))
     text = captured.get()
-    for words in ("Which plan wins where", "Break-even", "1024 ranks", "EUR", "modelled toy"):
+    for words in ("Which plan wins where", "Break-even", "1024 ranks", "EUR", "Some <CPU>, modelled"):
         assert words in text
 
 
@@ -86,7 +71,7 @@ class _Collector(HTMLParser):
 
 
 def test_page_has_every_chart_and_refers_to_nothing():
-    page = sweep_html(made(euro_per_rank_hour=2.0, samples=1e6))
+    page = sweep_html(sweep_result(euro_per_rank_hour=2.0, samples=1e6))
     collector = _Collector()
     collector.feed(page)
     assert collector.tags.count("svg") == 4
@@ -96,10 +81,10 @@ def test_page_has_every_chart_and_refers_to_nothing():
 
 
 def test_page_is_the_same_for_the_same_result():
-    assert sweep_html(made()) == sweep_html(made())
+    assert sweep_html(sweep_result()) == sweep_html(sweep_result())
 
 
 def test_page_of_an_unfinished_sweep_leaves_gaps():
-    result = made()
-    page = sweep_html(SweepResult(result.grid, (WORK,), "toy", "", result.points[:4]))
+    result = sweep_result()
+    page = sweep_html(SweepResult(result.grid, result.workloads, "toy", "", result.points[:4]))
     assert "4 of 18 points" in page

@@ -8,7 +8,9 @@ from typing import Any
 
 import matplotlib as mpl
 from matplotlib.axes import Axes
+from matplotlib.axis import Axis
 from matplotlib.patches import Patch, Rectangle
+from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
 from gradwire.report.charts import PAGE, SERIES, STYLE, new_axes, to_svg
 from gradwire.report.sweep.summary import Slice
@@ -16,7 +18,8 @@ from gradwire.report.sweep.words import shown_rate
 from gradwire.sim.sweep import BASELINE
 from gradwire.units import format_rate
 
-_MAP_WIDTH = 7.0
+_GBIT = 8e-9
+"""Gigabits in a byte."""
 _MARKS = ("o", "s", "^", "D", "v", "P", "X", "*")
 
 
@@ -24,17 +27,17 @@ def win_map(part: Slice) -> str:
     """Draw which plan is fastest, and by how much, over ranks and rates."""
     grid = part.result.grid
     with mpl.rc_context(STYLE):
-        figure, axes = new_axes(0.36 * len(grid.ranks) + 1.4, _MAP_WIDTH)
+        figure, axes = new_axes(0.3 * len(grid.ranks) + 1.3)
         axes.grid(visible=False)
         for x, rate in enumerate(grid.rates_bytes_per_s):
             for y, ranks in enumerate(grid.ranks):
                 _cell(axes, part, (x, y), (ranks, rate))
         axes.set_xlim(0, len(grid.rates_bytes_per_s))
         axes.set_ylim(0, len(grid.ranks))
-        _name_ticks(axes.set_xticks, [format_rate(r) for r in grid.rates_bytes_per_s])
+        _name_ticks(axes.set_xticks, [f"{r * _GBIT:g}" for r in grid.rates_bytes_per_s])
         _name_ticks(axes.set_yticks, [str(n) for n in grid.ranks])
         axes.tick_params(length=0)
-        axes.tick_params(axis="x", labelsize=8)
+        axes.set_xlabel("Link rate, Gbit/s")
         axes.set_ylabel("Ranks")
         won = {part.winner(n, r) for n in grid.ranks for r in grid.rates_bytes_per_s}
         patches = [
@@ -53,23 +56,23 @@ def _cell(axes: Axes, part: Slice, place: tuple[int, int], point: tuple[int, flo
     if plan != BASELINE:
         x, y = place
         label = f"{gain:.2g}x"
-        axes.text(x + 0.5, y + 0.45, label, ha="center", va="center", color=PAGE, fontsize=8)
+        axes.text(x + 0.5, y + 0.45, label, ha="center", va="center", color=PAGE, fontsize=9)
 
 
 def break_even(part: Slice) -> str:
     """Draw, over ranks, the rate below which each plan pays."""
     grid = part.result.grid
-    low, high = min(grid.rates_bytes_per_s), max(grid.rates_bytes_per_s)
+    high = max(grid.rates_bytes_per_s)
 
     def values(plan: str) -> list[float]:
         rates = [part.break_even_bytes_per_s(plan, n) for n in grid.ranks]
-        held = [math.nan if r is None else min(max(r, low), high) for r in rates]
-        return [rate * 8e-9 for rate in held]
+        return [min(rate, high) * _GBIT if rate else math.nan for rate in rates]
 
     with mpl.rc_context(STYLE):
         figure, axes = new_axes(3.6)
         _lines(axes, part, values, [p for p in grid.plans if p != BASELINE])
         axes.set_yscale("log")
+        _plain_powers(axes.yaxis)
         axes.set_ylabel("Break-even rate, Gbit/s")
         return to_svg(figure, f"Rate below which each plan pays, over ranks, {_title(part)}")
 
@@ -105,6 +108,8 @@ def cost(part: Slice) -> str:
             )
         axes.set_xscale("log")
         axes.set_yscale("log")
+        _plain_powers(axes.xaxis)
+        _plain_powers(axes.yaxis)
         axes.set_xlabel("Duration of the training, hours (more ranks to the left)")
         axes.set_ylabel(f"Cost at {format_rate(rate)}, EUR")
         figure.legend(loc="outside lower center", ncols=4)
@@ -122,6 +127,13 @@ def _lines(
     axes.minorticks_off()
     axes.set_xlabel("Ranks")
     axes.figure.legend(loc="outside lower center", ncols=4)
+
+
+def _plain_powers(axis: Axis) -> None:
+    """Write plain numbers at 1, 2 and 5 of each power of ten."""
+    axis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+    axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    axis.set_minor_formatter(NullFormatter())
 
 
 def _look(part: Slice, plan: str) -> dict[str, Any]:
