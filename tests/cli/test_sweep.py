@@ -1,10 +1,14 @@
 from __future__ import annotations
 
 import io
+import json
+import re
 
 import pytest
+from click.testing import CliRunner, Result
 from rich.console import Console
 
+from gradwire.cli import main
 from gradwire.cli import sweep as cli_sweep
 from gradwire.cli.sweep import run_sweep
 from gradwire.errors import CommandError
@@ -84,3 +88,58 @@ def test_long_sweep_saves_as_it_grows(run, monkeypatch):
     monkeypatch.setattr(cli_sweep, "_save", lambda result, _: saved.append(len(result.points)))
     run()
     assert saved == [*range(1, 9), 8]
+
+
+def simulate_command(*args: str) -> Result:
+    return CliRunner().invoke(main, ["simulate", *args], prog_name="gradwire")
+
+
+def test_simulate_prints_one_step():
+    done = simulate_command("--network", "accel", "--plan", "none", "--rate", "unlimited")
+    assert done.exit_code == 0
+    assert re.search(r"computation +300 ms", done.output)
+
+
+def test_simulate_writes_what_it_is_asked_for(tmp_path):
+    names = {"--json": "step.json", "--trace": "trace.json", "--html": "step.html"}
+    args = [text for option, name in names.items() for text in (option, str(tmp_path / name))]
+    for expected in (0, 2):
+        done = simulate_command("--network", "lenet5:8", "--ranks", "2", *args)
+        assert done.exit_code == expected
+    assert json.loads((tmp_path / "step.json").read_text())["ranks"] == 2
+    assert json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
+    assert "step.json exists; --force overwrites it" in done.output
+
+
+def test_simulate_sweep_writes_file_and_page(tmp_path):
+    path = tmp_path / "sweep.json"
+    done = simulate_command(
+        *("--sweep", "--network", "lenet5:8", "--ranks", "2,4", "--rate", "1Gbit/s, 10Gbit/s"),
+        *("--plan", "int4", "--engine", "ddp,overlap", "--json", str(path)),
+    )
+    assert done.exit_code == 0
+    assert "Which plan wins where" in done.output
+    assert len(SweepResult.from_json(path.read_text()).points) == 16
+    assert path.with_suffix(".html").is_file()
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        (("--network", "resnet51"), "resnet51"),
+        (("--network", "resnet50:many"), "the batch size is no number"),
+        (("--ranks", "two"), "--ranks two is no number"),
+        (("--ranks", "2,4"), "several values need --sweep"),
+        (("--plan", "int4", "--plan", "int8"), "several values need --sweep"),
+        (("--rate", "fast"), "rate='fast' is not a rate"),
+        (("--engine", "horovod"), "Grid.engines='horovod'"),
+        (("--sweep", "--trace", "x.json"), "--trace is of one step"),
+        (("--device", "b300"), "b300"),
+        (("--dtype", "float8"), "float8"),
+    ],
+)
+def test_simulate_refuses_in_one_line(args, message):
+    done = simulate_command(*args)
+    assert done.exit_code in {1, 2}
+    assert message in done.output
+    assert done.output.count("\n") == 1

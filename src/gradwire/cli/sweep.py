@@ -1,4 +1,4 @@
-"""`gradwire simulate --sweep`: a grid of plans, ranks and rates into one file and one page."""
+"""`gradwire simulate --sweep`: a grid of plans, ranks and rates."""
 
 from __future__ import annotations
 

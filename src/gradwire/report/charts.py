@@ -161,7 +161,7 @@ def new_axes(height: float, width: float = 5.2) -> tuple[Figure, Axes]:
 
 
 def to_svg(figure: Figure, description: str) -> str:
-    """Render a figure with the page's variables in place of colours, and a description."""
+    """Render a figure with the page's variables in place of its colours."""
     for axes in figure.axes:
         axes.patch.set_alpha(0)
     buffer = io.StringIO()

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import math
+import re
+from pathlib import Path
 
 import pytest
 
@@ -29,6 +31,17 @@ PUBLISHED = {
     "digits": (548_746, 8),
     "text": (10_868_736, 77),
 }
+
+
+PAGE = Path(__file__).parents[3] / "docs/explanation/compute-models.md"
+ROW = re.compile(r"^\| `(\w+)`.*? \| ([0-9,]+) \| ([0-9]+) \|$", re.MULTILINE)
+
+
+def test_docs_state_the_sizes_of_the_catalogue():
+    rows = ROW.findall(PAGE.read_text(encoding="utf-8"))
+    stated = {name: (int(numel.replace(",", "")), int(tensors)) for name, numel, tensors in rows}
+    assert len(stated) == 14
+    assert stated.items() <= PUBLISHED.items()
 
 
 def test_table_of_sizes_is_complete():

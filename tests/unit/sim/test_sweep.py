@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -66,6 +67,13 @@ def test_result_survives_its_json():
 def test_broken_file_is_refused(text):
     with pytest.raises(SpecError, match="sweep result"):
         SweepResult.from_json(text)
+
+
+def test_stored_scale_study_is_complete():
+    path = Path(__file__).parents[3] / "docs/assets/results/sweep.json"
+    study = SweepResult.from_json(path.read_text(encoding="utf-8"))
+    assert len(study.points) == len(study.by_key()) == study.size
+    assert max(study.grid.ranks) == 1024
 
 
 def test_another_workload_or_machine_is_another_sweep():

@@ -1,4 +1,4 @@
-"""What a sweep says: winners, break-even rates, scaling and cost. Only arithmetic."""
+"""What a sweep says: winners, break-even rates, scaling and cost."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a network is to the simulator: parameters, matrix products, memory traffic."""
+"""What a network consists of: parameters, products, memory traffic."""
 
 from __future__ import annotations
 

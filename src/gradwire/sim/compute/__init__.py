@@ -1,4 +1,4 @@
-"""How long layers take on devices that need not be here: systolic array, roofline."""
+"""How long layers take on devices that need not be here."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Machines by name, with speeds that follow from data sheets: modelled, not measured."""
+"""Machines by name, with speeds from data sheets: modelled, not measured."""
 
 from __future__ import annotations
 

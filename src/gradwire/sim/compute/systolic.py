@@ -1,4 +1,4 @@
-"""A systolic array: cycles of matrix products that pass through a grid of multipliers."""
+"""A systolic array: cycles of products that pass through a grid."""
 
 from __future__ import annotations
 
