@@ -200,21 +200,27 @@ class Ddp:
         )
 
     def _launch(self, rank: Rank, layer: int, arrived: list[Latch], go_on: Done) -> None:
+        """Start the reductions of full buckets, and go on with backward."""
         ready = [(b, r) for b in self._ready.get(layer, ()) for r in self._reduced[b]]
 
-        def start(item: tuple[int, Reduction], then: Done) -> None:
+        def reduce(item: tuple[int, Reduction]) -> None:
             bucket, reduction = item
+            self._step.reduce(rank, reduction, arrived[bucket].count_down)
 
-            def launch() -> None:
-                self._step.reduce(rank, reduction, arrived[bucket].count_down)
+        def inline(item: tuple[int, Reduction], then: Done) -> None:
+            def encoded() -> None:
+                reduce(item)
                 then()
 
-            if reduction.is_inline and reduction.stages[0].work_s:
-                rank.inline(reduction.name, reduction.stages[0].work_s, launch)
-            else:
-                launch()
+            rank.inline(item[1].name, item[1].stages[0].work_s, encoded)
 
-        each(ready, start, go_on)
+        def beside() -> None:
+            go_on()  # first, so that the codec finds backward running
+            for item in ready:
+                if not item[1].is_inline:
+                    reduce(item)
+
+        each([item for item in ready if item[1].is_inline], inline, beside)
 
     def _collect(self, rank: Rank, arrived: list[Latch], ended: Done) -> None:
         queue, start_s = self._step.queue, self._step.queue.now_s
@@ -255,9 +261,9 @@ class Fsdp:
 
         def run_back(index: int, go_on: Done) -> None:
             def scatter() -> None:
+                go_on()
                 for reduction in self._scattered[index]:
                     step.reduce(rank, reduction, scattered.count_down)
-                go_on()
 
             layer = layers[index]
             rank.compute("backward", layer.name, layer.backward_s, scatter)
@@ -347,9 +353,9 @@ class Overlap:
 
         def back(index: int, go_on: Done) -> None:
             def launch() -> None:
+                go_on()
                 for chunk in self._reduced[index]:
                     step.reduce(rank, chunk, arrived[index].count_down, index)
-                go_on()
 
             rank.compute("backward", layers[index].name, layers[index].backward_s, launch)
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import gc
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Literal
 
@@ -126,9 +128,10 @@ class EventSimulator:
         chi = hardware.device.interference
         ranks = [Rank(n, queue, factor, chi) for n, factor in enumerate(slowdowns)]
         ends = []
-        for rank in ranks:
-            runner.run(rank, lambda: ends.append(queue.now_s))
-        queue.run()
+        with _uncollected():
+            for rank in ranks:
+                runner.run(rank, lambda: ends.append(queue.now_s))
+            queue.run()
         assert len(ends) == len(ranks), "every rank comes to the end of its step"
         spans = tuple(span for rank in ranks for span in rank.spans)
         timeline = Timeline(spans, max(ends))
@@ -140,12 +143,11 @@ class EventSimulator:
         A back end runs its own collectives in order; gradwire's exchanges
         follow each other on each connection.
         """
-        if engine == "overlap":
-            return Limits(in_flight_bytes=self.in_flight_bytes)
-        if collective == "ring":
-            return Limits(phases=_GLOO_THREADS if hardware.device.kind == "cpu" else 1)
         is_in_order = self.detail != "messages" and collective != "hierarchical"
-        return Limits(phases=1 if is_in_order else None)
+        if collective == "ring" and engine != "overlap":
+            return Limits(_GLOO_THREADS if hardware.device.kind == "cpu" else 1)
+        credit = self.in_flight_bytes if engine == "overlap" else None
+        return Limits(1 if is_in_order else None, credit)
 
     def _transport(self, wiring: Wiring, limits: Limits) -> Transport:
         match self.detail:
@@ -155,6 +157,22 @@ class EventSimulator:
                 return BulkTransport(wiring, limits, wiring.cluster.ranks)
             case "alike":
                 return AlikeTransport(wiring, limits)
+
+
+@contextmanager
+def _uncollected() -> Iterator[None]:
+    """Stop the garbage collector: all that a step makes lives until its end.
+
+    With a million spans it would spend more time looking through them than
+    the simulation takes.
+    """
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
 
 
 def choose(cluster: Cluster) -> EventSimulator:

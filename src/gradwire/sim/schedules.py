@@ -1,7 +1,7 @@
 """Phases: collectives as the messages they consist of.
 
-A phase is a sequence of rounds. A rank sends its messages of a round once it
-has received those that earlier rounds had for it.
+A phase is a sequence of rounds. A rank sends its messages of a round once its
+own messages of earlier rounds have left and those for it have arrived.
 """
 
 from __future__ import annotations

@@ -238,11 +238,11 @@ class AlikeTransport(BulkTransport):
 
     def __init__(self, wiring: Wiring, limits: Limits) -> None:
         super().__init__(wiring, limits, 1)
-        self._network = Network(wiring.queue, [1.0])
+        self._network = Network(wiring.queue, [1.0, 1.0])  # within a node, and between nodes
         self._seconds: dict[tuple[Phase, int], float] = {}
 
     def _path(self, phase: Phase, number: int) -> tuple[Path, float]:
-        """Return the one link that stands for all, and the seconds that it takes."""
+        """Return the link that stands for all of its kind, and the seconds that it takes."""
         seconds = self._seconds.get((phase, number))
         if seconds is None:
             fabric = self._wiring.fabric
@@ -252,14 +252,15 @@ class AlikeTransport(BulkTransport):
             else:
                 seconds = fabric.seconds(phase)
             self._seconds[phase, number] = seconds
-        return ((0, 1.0),), seconds
+        first, last = map(self._wiring.cluster.node, phase.span)
+        return ((int(first != last), 1.0),), seconds
 
 
 class MessageTransport:
     """Carries out every message as a flow of its own.
 
-    A message starts once its sender has come so far and its receivers have
-    posted the phase; messages between the same ranks go one after the other,
+    A message starts once its sender is done with all earlier rounds and its
+    receivers have posted the phase; messages between the same ranks go one after the other,
     as on one connection.
 
     Args:
@@ -327,12 +328,12 @@ class MessageTransport:
         def sent() -> None:
             line.free()
             self._wiring.queue.after(wire.round_s, arrived)
-            progress.unsent[source] -= 1
+            progress.left[source][number] -= 1
             self._advance(progress, source)
 
         def arrived() -> None:
             for target in targets:
-                progress.missing[target][number] -= 1
+                progress.left[target][number] -= 1
                 self._advance(progress, target)
 
         path = tuple((link, wire.overhead) for link in links)
@@ -375,22 +376,20 @@ class _Progress:
         rounds = phase.num_rounds
         self._rounds = rounds
         self._sends: defaultdict[int, list[tuple[int, Message]]] = defaultdict(list)
-        self.missing: defaultdict[int, list[int]] = defaultdict(lambda: [0] * rounds)
-        self.unsent: defaultdict[int, int] = defaultdict(int)
+        self.left: defaultdict[int, list[int]] = defaultdict(lambda: [0] * rounds)
         self._reached: defaultdict[int, int] = defaultdict(int)
         for number in range(rounds):
             for message in phase.messages(number):
                 self._sends[message.source].append((number, message))
-                self.unsent[message.source] += 1
-                for target in message.targets:
-                    self.missing[target][number] += 1
+                for rank in (message.source, *message.targets):
+                    self.left[rank][number] += 1
         for sends in self._sends.values():
             sends.reverse()
 
     def sendable(self, rank: int) -> list[tuple[int, Message]]:
-        """Take the messages of rounds before which nothing is missing."""
-        missing, reached = self.missing[rank], self._reached[rank]
-        while reached < self._rounds and not missing[reached]:
+        """Take the messages of the first round of which something is left."""
+        left, reached = self.left[rank], self._reached[rank]
+        while reached < self._rounds and not left[reached]:
             reached += 1
         self._reached[rank] = reached
         sends, out = self._sends[rank], []
@@ -400,4 +399,4 @@ class _Progress:
 
     def is_over(self, rank: int) -> bool:
         """Whether a rank has sent and received everything."""
-        return not self.unsent[rank] and self._reached[rank] == self._rounds
+        return self._reached[rank] == self._rounds
