@@ -29,6 +29,7 @@ _BY_FAMILY: dict[Family, tuple[int, ...]] = {
     "ddp": (0,),
     "hook": (1, 2, 5, 7),
     "gradwire": (3, 4, 6, 8, 9),
+    "compute": (0,),
 }
 _PARTS = ["#0c0d01", "#0c0d02", "#0c0d03", "#0c0d04"]
 _VARIABLES = (
@@ -37,6 +38,9 @@ _VARIABLES = (
     | {colour: f"var(--part-{i})" for i, colour in enumerate(_PARTS)}
 )
 _DASHES = [":", "--", "-.", "-", (0, (5, 1, 1, 1, 1, 1)), (0, (1, 1))]
+_LEGEND_HALF = 24
+"""Letters of a label that fit into half the width."""
+
 _TRAINING_LOSS = "Training loss, mean of 5 steps"
 MEGABYTES = "Sent by one rank, MB (logarithmic)"
 """Label of an axis of bytes."""
@@ -126,7 +130,8 @@ def draw_curves(
         about: What sets this chart apart from others on its page.
     """
     with mpl.rc_context(STYLE):
-        figure, axes = new_axes(3.1 + 0.2 * ((len(curves) + 1) // 2))
+        columns = 2 if max(len(curve.label) for curve in curves) <= _LEGEND_HALF else 1
+        figure, axes = new_axes(3.1 + 0.2 * -(-len(curves) // columns))
         made: Counter[Family] = Counter()
         for i, curve in enumerate(curves):
             pool = _BY_FAMILY[curve.family]
@@ -146,7 +151,7 @@ def draw_curves(
             axes.xaxis.set_minor_formatter(NullFormatter())
         axes.set_xlabel(xlabel)
         axes.set_ylabel(ylabel)
-        figure.legend(loc="outside lower center", ncols=2, handlelength=3)
+        figure.legend(loc="outside lower center", ncols=columns, handlelength=3)
         what = f"{ylabel} against {xlabel[0].lower()}{xlabel[1:]}, a line a method"
         return to_svg(figure, f"{what}; {about}" if about else what)
 

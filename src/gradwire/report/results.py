@@ -132,6 +132,9 @@ class Cell:
         rate_bytes_per_s: Of each rank's link, each way; None for no limit.
         latency_s: One way.
         network: Really limited (`"lab"`), made to last (`"shaped"`), or neither.
+        settings: What was asked for, in the bench's words.
+        inputs: What predictions were made from, as JSON: `"workload"` and
+            `"hardware"`.
     """
 
     model: str
@@ -141,6 +144,8 @@ class Cell:
     network: Network
     modes: tuple[ModeResult, ...]
     num_parameters: int = 0
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    inputs: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def name(self) -> str:

@@ -42,13 +42,15 @@ def bench_json(
         "started": shown.started,
         "environment": asdict(shown.environment),
         "settings": dict(shown.settings),
-        "cells": [_cell(summary) for summary in summaries],
+        "cells": [_finite(_cell(summary)) for summary in summaries],
     }
     if other is not None:
         found = compare_results(result, other)
-        data["changes"] = {name: [_change(c) for c in rows] for name, rows in found.cells.items()}
+        data["changes"] = {
+            name: [_finite(_change(c)) for c in rows] for name, rows in found.cells.items()
+        }
         data["remarks"] = list(found.remarks)
-    return json.dumps(_finite(data), indent=1, allow_nan=False)
+    return json.dumps(data, indent=1, allow_nan=False)
 
 
 def bench_csv(result: BenchResult, *, euro_per_rank_hour: float | None = None) -> str:

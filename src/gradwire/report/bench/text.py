@@ -82,7 +82,7 @@ def _matrix(matrix: Matrix) -> WideTable:
 def _entry(entry: Entry | None) -> Text:
     if entry is None:
         return Text("")
-    text = Text(times(entry.speedup))
+    text = Text(times(entry.speedup) if entry.has_run else "did not run")
     if entry.speedup is not None and entry.speedup.is_clear:
         text.stylize("green" if entry.speedup.low > 1 else "red")
     return Text.assemble(text, (" ?" if entry.doubts else "", "yellow"))

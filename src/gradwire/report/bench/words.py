@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import fields
 from typing import NamedTuple
 
 from gradwire.report.bench.doubts import MAX_FOREIGN_CORES, MAX_SPREAD, MIN_ROUNDS, Doubt
@@ -198,8 +199,15 @@ def cell_setting(cell: Cell) -> str:
         link = f"{format_rate(rate)} each way for each rank, {_NETWORKS[cell.network]}"
     return (
         f"{cell.model}{size} on {cell.ranks} ranks; link {link}; "
-        f"one-way latency {format_seconds(cell.latency_s)}."
+        f"one-way latency {format_seconds(cell.latency_s)}{_asked(cell)}."
     )
+
+
+def _asked(cell: Cell) -> str:
+    """List the settings that the line does not name already."""
+    told = {f.name for f in fields(cell)}
+    asked = {k: v for k, v in cell.settings.items() if k not in told and not isinstance(v, list)}
+    return "".join(f"; {name.replace('_', ' ')} {value}" for name, value in asked.items())
 
 
 def bench_intro(result: BenchResult) -> str:
