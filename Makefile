@@ -17,7 +17,7 @@ PIP := PIP_CONSTRAINT=$(CONSTRAINTS) PIP_BUILD_CONSTRAINT=$(CONSTRAINTS) \
 INDEX := $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX))
 SOURCES := $(shell find src -type f -not -path '*/__pycache__/*' -not -name '*.so') $(wildcard CMakeLists.txt)
 
-.PHONY: demo test lint types contracts news docs pytest sweep bench-kernels bench-exchange fmt clean
+.PHONY: demo test lint types contracts news docs pytest sweep bench-kernels bench-exchange bench-simulator fmt clean
 .DELETE_ON_ERROR:
 
 demo: .venv/package.stamp
@@ -78,6 +78,9 @@ bench-kernels: .venv/package.stamp
 
 bench-exchange: .venv/package.stamp
 	$(BIN)/python benchmarks/exchange.py $(ARGS)
+
+bench-simulator: .venv/package.stamp
+	$(BIN)/python benchmarks/simulator.py $(ARGS)
 
 fmt: .venv/tools.stamp
 	$(BIN)/ruff check --fix

@@ -33,9 +33,8 @@ def main(ranks: str, gradients: int, plan: str) -> None:
     )
     within, between = LinkSpeed(5e-6, 1e11), LinkSpeed(5e-5, 1.25e9)
     hardware = Hardware(Device("cuda", copy_bytes_per_s=1e12), {}, within, between)
-    print(
-        f"{'ranks':>6} {'detail':<8} {'time / s':>9} {'CPU / s':>8} {'events':>9} {'ns / n log n':>13}"
-    )
+    names = ("time / s", "CPU / s", "events", "ns / n log n")
+    print("{:>6} {:<8} {:>9} {:>8} {:>9} {:>13}".format("ranks", "detail", *names))
     for count in map(int, ranks.split(",")):
         for simulator in (EventSimulator("alike"), EventSimulator("phases")):
             wall_s, cpu_s = time.perf_counter(), time.process_time()

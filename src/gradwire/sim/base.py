@@ -1,4 +1,4 @@
-"""Cluster, Simulator and Simulation: what is simulated, by what, and what comes out."""
+"""Cluster, Simulator, Simulation: what is simulated, and what comes of it."""
 
 from __future__ import annotations
 

@@ -9,7 +9,6 @@ from gradwire.report.sweep.charts import break_even, cost, scaling, win_map
 from gradwire.report.sweep.summary import Slice, slices
 from gradwire.report.sweep.words import heading, notes, setting, tables, verdicts
 from gradwire.sim.sweep import SweepResult
-from gradwire.version import installed_version
 
 
 def sweep_html(result: SweepResult) -> str:
@@ -28,7 +27,6 @@ def sweep_html(result: SweepResult) -> str:
         verdicts=verdicts(result),
         parts=parts,
         notes=notes(),
-        version=installed_version(),
     )
 
 
