@@ -3,6 +3,7 @@ from __future__ import annotations
 import io
 import json
 import re
+from dataclasses import replace
 
 import pytest
 from click.testing import CliRunner, Result
@@ -12,6 +13,7 @@ from gradwire.cli import main
 from gradwire.cli import sweep as cli_sweep
 from gradwire.cli.sweep import run_sweep
 from gradwire.errors import CommandError
+from gradwire.hardware import LinkSpeed
 from gradwire.sim.catalogue import find_network
 from gradwire.sim.compute import find_device, workload
 from gradwire.sim.compute.nodes import find_hardware
@@ -143,3 +145,23 @@ def test_simulate_refuses_in_one_line(args, message):
     assert done.exit_code in {1, 2}
     assert message in done.output
     assert done.output.count("\n") == 1
+
+
+def test_simulate_says_before_the_work_what_drawing_needs(monkeypatch):
+    monkeypatch.setattr("gradwire.doctor.missing_extras", lambda: ["matplotlib"])
+    done = simulate_command("--sweep")
+    assert done.exit_code == 1
+    assert "pages need matplotlib: pip install 'gradwire[demo]'" in done.output
+
+
+def test_simulate_takes_the_measured_link_unless_told_otherwise(tmp_path):
+    path = tmp_path / "hardware.json"
+    path.write_text(replace(HARDWARE, between=LinkSpeed(0.0, 1e6)).to_json())
+    args = ("--network", "accel", "--plan", "none", "--hardware", str(path))
+    slow, fast = (
+        re.search(r"^step +([0-9.]+) (m?)s$", simulate_command(*args, *rest).output, re.MULTILINE)
+        for rest in ((), ("--rate", "100Gbit/s"))
+    )
+    assert float(slow[1]) > 10
+    assert slow[2] == ""
+    assert fast[2] == "m"

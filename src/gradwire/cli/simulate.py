@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 _TARGET = click.Path(dir_okay=False, path_type=Path)
 _ACCEL = "accel"
+_DRAWING = ("jinja2", "matplotlib")
 
 
 @click.command("simulate")
@@ -29,7 +30,7 @@ _ACCEL = "accel"
 @click.option("--dtype", default="bfloat16", show_default=True, help="Of its products.")
 @click.option("--hardware", type=_FILE, help="Measured speeds. [default: modelled]")
 @click.option("--ranks", help="A number; with --sweep a list. [default: 8, or 2 to 1,024]")
-@click.option("--rate", help="Of a link; with --sweep a list. [default: 10Gbit/s, or many]")
+@click.option("--rate", help="Of a link; with --sweep a list. [default: as measured, or 10Gbit/s]")
 @click.option("--plan", "plans", multiple=True, help="Short name; with --sweep repeated.")
 @click.option("--engine", default="ddp", show_default=True, help="With --sweep a list.")
 @click.option("--latency", default="10us", show_default=True, help="Between nodes, one way.")
@@ -45,10 +46,20 @@ _ACCEL = "accel"
 @click.option("--force", is_flag=True, help="Overwrite files that exist.")
 def command(**options: Any) -> None:  # noqa: ANN401 - one argument an option
     """Predict a training step, or with --sweep where which plan wins."""
+    if options["sweep"] or options["html"] is not None:
+        _require_drawing()
     works = _workloads(options)
     hardware = _hardware(options)
     run: Callable[..., None] = _sweep if options["sweep"] else _single
     run(works, hardware, options)
+
+
+def _require_drawing() -> None:
+    """Refuse before the work what could not be drawn after it."""
+    from gradwire.doctor import missing_extras  # noqa: PLC0415
+
+    if missing := [package for package in missing_extras() if package in _DRAWING]:
+        raise CommandError(f"pages need {', '.join(missing)}: pip install 'gradwire[demo]'")
 
 
 def _workloads(options: dict[str, Any]) -> list[Workload]:
@@ -122,11 +133,12 @@ def _single(works: Sequence[Workload], hardware: Hardware, options: dict[str, An
     require_apart(*targets)
     for path in filter(None, targets):
         require_free(path, force=options["force"])
+    is_measured = options["hardware"] is not None and options["rate"] is None
     link = LinkSpeed(grid.latency_s, grid.rates_bytes_per_s[0])
     step = simulate(
         load_plan(options["plans"][0] if options["plans"] else None),
         works[0],
-        replace(hardware, between=link),
+        hardware if is_measured else replace(hardware, between=link),
         Cluster(grid.ranks[0], grid.ranks_per_node, grid.topology),
         engine=grid.engines[0],
         collective=grid.collective,
