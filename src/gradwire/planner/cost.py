@@ -1,4 +1,4 @@
-"""Cost of a reduction: time of the codec, time of the link, and what backward hides.
+"""Cost of a reduction: codec, link, and what backward hides.
 
 A reduction is a row of stages: work of the codec thread, then a transfer.
 All reductions of a rank share one codec thread and one link, each of which
@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 from gradwire.errors import SpecError
 from gradwire.hardware import Hardware, Line, LinkSpeed
+from gradwire.sim.closed_form import ring_all_reduce_s
 from gradwire.spec import (
     AllReduce,
     Broadcast,
@@ -199,12 +200,11 @@ def ring_cost(num_bytes: int, world_size: int, link: LinkSpeed) -> Cost:
     sent_bytes = 2 * (world_size - 1) * num_bytes // world_size
     line = link.collectives.get("all_reduce")
     if line is None or link.ranks != world_size:
-        trips = 2 * (world_size - 1)
-        line = Line(trips * link.latency_s, 0.0)
-        link_s = sent_bytes / link.bandwidth_bytes_per_s
+        latency_s = ring_all_reduce_s(0.0, world_size, link)
+        whole_s = ring_all_reduce_s(num_bytes, world_size, link)
     else:
-        link_s = num_bytes * line.s_per_byte
-    return Cost((Stage(0.0, link_s, line.fixed_s, sent_bytes), Stage(0.0)))
+        latency_s, whole_s = line.fixed_s, line.time_s(num_bytes)
+    return Cost((Stage(0.0, whole_s - latency_s, latency_s, sent_bytes), Stage(0.0)))
 
 
 def _interleave(passes: Sequence[float], transfers: Sequence[Transfer], link: LinkSpeed) -> Cost:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 
+from gradwire.errors import SpecError
 from gradwire.plan import Parameter
-from gradwire.spec import LowRank, ReducerSpec, Sparse, codec_name
+from gradwire.spec import ReducerSpec, Sparse, spec_name
 
 NORMAL_ERRORS: Mapping[str, float] = {
     "none": 0.0,
@@ -37,20 +39,26 @@ Errors = Mapping[str, Mapping[str, float]]
 """Relative errors by parameter name and short name of a codec, as measured."""
 
 
-def error_name(reducer: ReducerSpec) -> str:
-    """Return the name under which a reducer's relative error is known.
+def parse_errors(text: str) -> dict[str, dict[str, float]]:
+    """Read errors from JSON.
+
+    Raises:
+        SpecError: It holds something else than numbers of at least 0 by parameter and codec.
 
     Example:
-        >>> from gradwire.spec import parse_reducer
-        >>> error_name(parse_reducer("int4")), error_name(parse_reducer("low_rank:2"))
-        ('int4', 'low_rank:2')
+        >>> parse_errors('{"fc.weight": {"int4": 0.2}}')
+        {'fc.weight': {'int4': 0.2}}
     """
-    if isinstance(reducer, LowRank):
-        return f"low_rank:{reducer.matrix_rank}"
-    codec = getattr(reducer, "codec", None)
-    if codec is not None:
-        return codec_name(codec)
-    return "bf16" if getattr(reducer, "format", "") == "bfloat16" else "none"
+    try:
+        data: dict[str, dict[str, float]] = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise SpecError("errors", text[:40], f"JSON: {error}") from None
+    is_table = isinstance(data, dict) and all(isinstance(own, dict) for own in data.values())
+    values = [v for own in data.values() for v in own.values()] if is_table else []
+    if not is_table or not all(isinstance(v, (int, float)) and v >= 0 for v in values):
+        allowed = "relative errors of at least 0, by parameter and codec"
+        raise SpecError("errors", text[:40], allowed)
+    return data
 
 
 def relative_error(reducer: ReducerSpec, parameters: Sequence[Parameter], errors: Errors) -> float:
@@ -67,7 +75,7 @@ def relative_error(reducer: ReducerSpec, parameters: Sequence[Parameter], errors
         >>> relative_error(parse_reducer("int4"), [weight], {"w": {"int4": 0.2}})
         0.2
     """
-    name = error_name(reducer)
+    name = spec_name(reducer)
     codec = getattr(reducer, "codec", None)
     unsent = (1 - codec.density) ** 0.5 if isinstance(codec, Sparse) else 1.0
     expected = NORMAL_ERRORS.get(name, unsent)

@@ -1,4 +1,4 @@
-"""Which reducer each bucket gets: the fastest assignment, and the most exact close to it."""
+"""Search for the fastest assignment, and the most exact one close to it."""
 
 from __future__ import annotations
 
@@ -18,6 +18,12 @@ ADVANTAGE = 0.05
 
 EVEN = 0.01
 """Differences up to this share of a step count as none among plans that are lossy alike."""
+
+_WORTH = 0.001
+"""A bucket becomes an exception for no smaller share of a step."""
+
+SLACK = 1.2
+"""How much slower than measured a link may turn out without a loss from more exactness."""
 
 _ENCODABLE = ("float32", "bfloat16", "float16", "complex64")
 _MAX_EVALUATIONS = 2048
@@ -74,7 +80,7 @@ def weigh(
         return Option(name, None, reason="no parameter that a plan compresses")
     error = relative_error(reducer, taken, errors)
     if error > limit:
-        return Option(name, None, error, f"relative error {error:.2g}, allowed {limit:.2g}")
+        return Option(name, None, error, f"loses more than the {limit:g} allowed")
     try:
         costs = [setting.cost(reducer, taken)]
     except SpecError as problem:
@@ -82,8 +88,7 @@ def weigh(
     costs += [setting.cost(DENSE, rest)] if rest else []
     option = Option(name, tuple(costs), error)
     if setting.world_size > 1 and option.sent_bytes >= dense.sent_bytes:
-        reason = f"would send {option.sent_bytes} bytes, dense {dense.sent_bytes}"
-        return Option(name, None, error, reason)
+        return Option(name, None, error, "would not send fewer bytes")
     return option
 
 
@@ -105,6 +110,7 @@ class Search:
         limit: float,
     ) -> None:
         self.setting = setting
+        self._given = (candidates, errors, limit)
         self.buckets = setting.buckets()
         self.table = [
             [weigh(b, name, r, setting, errors, limit) for name, r in candidates.items()]
@@ -135,32 +141,41 @@ class Search:
         return self.setting.step_s(self.buckets, costs)
 
     def fastest(self) -> list[int]:
-        """Return the fastest assignment found: the best uniform one, then bucket by bucket."""
+        """Return the fastest found: the best uniform one, then bucket by bucket."""
         uniform = [c for name in self.names if (c := self.uniform(name)) is not None]
         best = min(uniform, key=self.step_s)
         best_s = self.step_s(best)
         for group in self._groups():
             for index in range(len(self.names)):
                 changed = self._changed(best, group, index)
-                if changed is not None and (step_s := self.step_s(changed)) < best_s:
+                if changed is None:
+                    continue
+                step_s = self.step_s(changed)
+                if step_s < (1 - _WORTH) * best_s:
                     best, best_s = changed, step_s
         return best
 
-    def most_exact(self, chosen: list[int], limit_s: float) -> list[int]:
-        """Make buckets more exact, from the first on, as far as the time allows."""
+    def cautious(self) -> Search:
+        """Return the same search on a link that is slower by `SLACK`."""
+        rate = self.setting.link.bandwidth_bytes_per_s
+        return Search(self.setting.at(rate / SLACK), *self._given)
+
+    def most_exact(self, chosen: list[int]) -> list[int]:
+        """Make buckets more exact, from the first on, as far as it costs no time."""
+        limit_s = (1 + EVEN) * self.step_s(chosen)
         for group in self._groups():
-            by_error = sorted(range(len(self.names)), key=lambda i: self._error(group, i))
-            for index in by_error:
-                if index == chosen[group[0]]:
-                    break
+            now = self._error(group, chosen[group[0]])
+            for index in sorted(range(len(self.names)), key=lambda i: self._error(group, i)):
                 changed = self._changed(chosen, group, index)
-                if changed is not None and self.step_s(changed) <= limit_s:
+                if changed is None or self._error(group, index) >= now:
+                    continue
+                if self.step_s(changed) <= limit_s:
                     chosen = changed
                     break
         return chosen
 
-    def _error(self, group: range, index: int) -> tuple[float, int]:
-        return max(self.table[b][index].error for b in group), index
+    def _error(self, group: range, index: int) -> float:
+        return max(self.table[b][index].error for b in group)
 
     def _changed(self, chosen: list[int], group: range, index: int) -> list[int] | None:
         """Return an assignment with one candidate for a group, None if it cannot be used."""

@@ -9,10 +9,14 @@ from gradwire.hardware import Hardware, LinkSpeed
 from gradwire.plan import DENSE, Assignment, Parameter, Plan
 from gradwire.planner.cost import Cost, Job, Overlap, overlap, reduction_cost, ring_cost
 from gradwire.spec import ReducerSpec, check_whole
-from gradwire.workload import BUCKET_BYTES, FIRST_BUCKET_BYTES, Bucket, Workload, gradient_bytes
+from gradwire.workload import BUCKET_BYTES, Bucket, Workload, gradient_bytes
 
 ORDERLESS_RANKS = 2
 """So few values have one sum in any order: an all-dense plan leaves it to the back end."""
+
+
+_COPY_PASSES = 2
+"""A copy reads and writes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +54,7 @@ class Setting:
 
     def buckets(self) -> tuple[Bucket, ...]:
         """Return the buckets DDP would make."""
-        return self.workload.buckets(self.cap_bytes, min(self.cap_bytes, FIRST_BUCKET_BYTES))
+        return self.workload.buckets(self.cap_bytes)
 
     def cost(self, reducer: ReducerSpec, parameters: Sequence[Parameter]) -> Cost:
         """Return what one reduction of these parameters costs."""
@@ -62,10 +66,23 @@ class Setting:
         return ring_cost(gradient_bytes(bucket.parameters), self.world_size, self.link)
 
     def overlap(self, buckets: Sequence[Bucket], costs: Sequence[tuple[Cost, ...]]) -> Overlap:
-        """Run the reductions of each bucket beside the backward pass."""
-        jobs = [Job(b.ready_s, c) for b, c in zip(buckets, costs, strict=True)]
-        interference = self.hardware.device.interference
-        return overlap(jobs, self.workload.backward_s, interference)
+        """Run the reductions of each bucket beside the backward pass.
+
+        That copies gradients into their bucket, and at its end out of it again.
+        """
+        jobs, copied_s, copy_s = [], 0.0, 0.0
+        for bucket, parts in zip(buckets, costs, strict=True):
+            copy_s = self._copy_s(bucket)
+            copied_s += copy_s
+            jobs.append(Job(bucket.ready_s + copied_s, parts))
+        backward_s = self.workload.backward_s + copied_s
+        run = overlap(jobs, backward_s, self.hardware.device.interference)
+        return replace(run, backward_s=run.backward_s + copied_s, done_s=run.done_s + copy_s)
+
+    def _copy_s(self, bucket: Bucket) -> float:
+        num_bytes = _COPY_PASSES * gradient_bytes(bucket.parameters)
+        is_alone = self.world_size == 1
+        return 0.0 if is_alone else num_bytes / self.hardware.device.copy_bytes_per_s
 
     def step_s(self, buckets: Sequence[Bucket], costs: Sequence[tuple[Cost, ...]]) -> float:
         """Return the time of a step whose buckets cost that."""
@@ -101,7 +118,8 @@ def predict(plan: Plan, setting: Setting) -> Prediction:
         >>> layer = Layer("fc", (parameter("fc.weight", (500, 500)),), 1.0, 2.0)
         >>> link = LinkSpeed(0.25, 1e6)
         >>> hardware = Hardware(Device(), {}, link, link)
-        >>> predict(Plan.of("none"), Setting(Workload("w", (layer,)), hardware, 2)).step_s
+        >>> setting = Setting(Workload("w", (layer,)), hardware, 2)
+        >>> round(predict(Plan.of("none"), setting).step_s, 2)
         4.5
     """
     assignments = plan.assign(setting.workload.parameters, setting.world_size)
@@ -127,7 +145,7 @@ def predict_plain(setting: Setting) -> float:
         >>> layer = Layer("fc", (parameter("fc.weight", (500, 500)),), 1.0, 2.0)
         >>> link = LinkSpeed(0.0, 1e6)
         >>> hardware = Hardware(Device(), {}, link, link)
-        >>> predict_plain(Setting(Workload("w", (layer,)), hardware, 4))
+        >>> round(predict_plain(Setting(Workload("w", (layer,)), hardware, 4)), 2)
         4.5
     """
     buckets = setting.buckets()

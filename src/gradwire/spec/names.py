@@ -119,6 +119,27 @@ def codec_name(codec: CodecSpec) -> str:
             return codec.id
 
 
+def spec_name(spec: ReducerSpec) -> str:
+    """Return the short name under which a reducer's speed and error are known.
+
+    That of its codec; low rank goes by its own.
+
+    Example:
+        >>> spec_name(parse_reducer("int4@broadcast")), spec_name(LowRank(2))
+        ('int4', 'low_rank:2')
+        >>> spec_name(AllReduce("bfloat16"))
+        'bf16'
+    """
+    codec = getattr(spec, "codec", None)
+    match spec:
+        case AllReduce():
+            return codec_name(Float(spec.format))
+        case LowRank():
+            return f"low_rank:{spec.matrix_rank}"
+        case _:
+            return spec.id if codec is None else codec_name(codec)
+
+
 def spec_key(spec: ReducerSpec) -> str:
     """Return a short readable name of a spec, for reports.
 

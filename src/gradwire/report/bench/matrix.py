@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from gradwire.report.bench.doubts import gather
 from gradwire.report.bench.summary import CellSummary, Speedup
 from gradwire.report.bench.words import cell_title
 
@@ -47,7 +48,7 @@ def _entries(summary: CellSummary, names: tuple[str, ...]) -> tuple[Entry | None
     found = {
         m.mode.mode: Entry(
             m.numbers.over_ddp if m.numbers else None,
-            tuple(d.reason for d in summary.time_doubts(m, summary.ddp)),
+            tuple(gather(summary.time_doubts(m, summary.ddp))),
             m is fastest,
             m.numbers is not None,
         )
