@@ -17,7 +17,7 @@ PIP := PIP_CONSTRAINT=$(CONSTRAINTS) PIP_BUILD_CONSTRAINT=$(CONSTRAINTS) \
 INDEX := $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX))
 SOURCES := $(shell find src -type f -not -path '*/__pycache__/*' -not -name '*.so') $(wildcard CMakeLists.txt)
 
-.PHONY: demo test lint types contracts news docs pytest bench-kernels bench-exchange bench-simulator fmt clean
+.PHONY: demo test lint types contracts news docs pytest sweep bench-kernels bench-exchange bench-simulator fmt clean
 .DELETE_ON_ERROR:
 
 demo: .venv/package.stamp
@@ -66,6 +66,12 @@ pytest: .venv/package.stamp .venv/tools.stamp
 	$(BIN)/coverage run -m pytest --doctest-modules --pyargs tests gradwire
 	$(BIN)/coverage combine --quiet
 	$(BIN)/coverage report
+
+# The scale study of the docs: modelled A100s, 2 to 1,024 ranks, 100 Mbit/s to 400 Gbit/s.
+sweep: .venv/package.stamp
+	$(BIN)/gradwire simulate --sweep --device a100 --network resnet50:64 --network gpt2_small:8 \
+		--euro-per-rank-hour 2 --samples 1e8 \
+		--json docs/assets/results/sweep.json --html docs/assets/results/sweep.html $(ARGS)
 
 bench-kernels: .venv/package.stamp
 	$(BIN)/python benchmarks/kernels.py $(ARGS)

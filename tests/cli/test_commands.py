@@ -29,11 +29,12 @@ Options:
   -h, --help  Show this message and exit.
 
 Commands:
-  demo     Train a small model over a slow link, once for each way to...
-  doctor   Say what can run on this machine, and the reason for each thing...
-  measure  Measure how fast this machine encodes, and how fast its links are.
-  plan     Choose what each bucket sends, from measured costs.
-  report   Show what `gradwire bench` or `gradwire demo --json` has measured.
+  demo      Train a small model over a slow link, once for each way to...
+  doctor    Say what can run on this machine, and the reason for each thing...
+  measure   Measure how fast this machine encodes, and how fast its links are.
+  plan      Choose what each bucket sends, from measured costs.
+  report    Show what `gradwire bench` or `gradwire demo --json` has measured.
+  simulate  Predict a training step, or with --sweep where which plan wins.
 """,
     )
 

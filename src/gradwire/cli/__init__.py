@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from gradwire.cli import demo, doctor, measure, plan, report
+from gradwire.cli import demo, doctor, measure, plan, report, simulate
 from gradwire.errors import CommandError, GradwireError, SpecError
 from gradwire.version import installed_version
 
@@ -53,3 +53,4 @@ main.add_command(doctor.command)
 main.add_command(measure.command)
 main.add_command(plan.command)
 main.add_command(report.command)
+main.add_command(simulate.command)

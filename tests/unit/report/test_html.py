@@ -69,7 +69,10 @@ def test_html_colours_follow_the_theme(page: str):
     body = page[page.index("<body") :]
     assert re.search(r"#[0-9a-f]{6}\b", body) is None
     paints = set(re.findall(r"(?:fill|stroke): ([^;\"]+)", body))
-    assert all(p in {"none", "currentColor"} or p.startswith("var(--series-") for p in paints)
+    assert all(
+        p in {"none", "currentColor", "var(--page)"} or p.startswith("var(--series-")
+        for p in paints
+    )
 
 
 def test_html_references_lead_to_something(page: str, outline: Outline):
