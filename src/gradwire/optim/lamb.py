@@ -25,9 +25,10 @@ class LAMB(MomentumOptimizer):
 
     The update of a parameter is AdamW's, times the ratio of the norm of the
     parameter to that of the update, the trust ratio. During warm-up each
-    parameter's ratios are recorded in a running mean; once its momentum
-    travels compressed, that mean is its ratio, for the norm of a compressed
-    update says little. Steps of `variance_interval` are exact, and record anew.
+    parameter's ratios are recorded in a running mean. Once its momentum travels
+    compressed, its ratio stays within a range around that mean and changes
+    slowly, for the norm of one compressed update says little. Steps of
+    `variance_interval` are exact, and record anew.
 
     Args:
         params: As for `gradwire.optim.AdamW`.
@@ -37,6 +38,8 @@ class LAMB(MomentumOptimizer):
         weight_decay: Decoupled: part of the update whose norm is taken.
         trust_clip: Least and largest trust ratio.
         trust_beta: Decay of the running mean of trust ratios.
+        trust_range: Least and largest trust ratio after warm-up, over the mean.
+        trust_change: By which share it may change from one step to the next.
         plan: As for `gradwire.optim.AdamW`, like all that follow.
         warmup_steps: Length of the warm-up.
         variance_tolerance: How quiet the variance must be.
@@ -77,6 +80,8 @@ class LAMB(MomentumOptimizer):
         *,
         trust_clip: tuple[float, float] = (0.01, 10.0),
         trust_beta: float = 0.9,
+        trust_range: tuple[float, float] = (0.5, 4.0),
+        trust_change: float = 0.1,
         plan: Plan | ReducerSpec | str | Path | None = None,
         warmup_steps: int | None = None,
         variance_tolerance: float | None = None,
@@ -92,6 +97,8 @@ class LAMB(MomentumOptimizer):
             "weight_decay": weight_decay,
             "trust_clip": trust_clip,
             "trust_beta": trust_beta,
+            "trust_range": trust_range,
+            "trust_change": trust_change,
         }
         warmup = Warmup(warmup_steps, variance_tolerance, variance_interval)
         super().__init__(
@@ -101,10 +108,14 @@ class LAMB(MomentumOptimizer):
     def _check_group(self, group: Mapping[str, Any]) -> None:
         super()._check_group(group)
         least, largest = group["trust_clip"]
-        if not 0 <= least <= largest:
-            raise SpecError("trust_clip", group["trust_clip"], "two numbers in order, at least 0")
-        if not 0 <= group["trust_beta"] < 1:
-            raise SpecError("trust_beta", group["trust_beta"], "at least 0 and below 1")
+        if not 0 < least <= largest:
+            raise SpecError("trust_clip", group["trust_clip"], "two numbers in order, above 0")
+        least, largest = group["trust_range"]
+        if not 0 < least <= 1 <= largest:
+            raise SpecError("trust_range", group["trust_range"], "two numbers with 1 between them")
+        for key in ("trust_beta", "trust_change"):
+            if not 0 <= group[key] < 1:
+                raise SpecError(key, group[key], "at least 0 and below 1")
 
     def _update_exact(self, group: dict[str, Any], means: list[tuple[Update, Tensor]]) -> None:
         for update, mean in means:
@@ -115,15 +126,27 @@ class LAMB(MomentumOptimizer):
     def _update_warm(self, update: Update) -> None:
         p, group, state = update.parameter, update.group, update.state
         change = direction(update).add_(p, alpha=group["weight_decay"])
+        ratio = _trust_ratio(p, change, group["trust_clip"])
         if update.is_frozen:
-            ratio = state["trust_ratio"]
+            ratio = _steadied(ratio, group, state)
         else:
-            ratio = _trust_ratio(p, change, *group["trust_clip"])
             beta = group["trust_beta"]
-            state["trust_ratio"] = beta * state.get("trust_ratio", ratio) + (1 - beta) * ratio
+            state["trust_mean"] = beta * state.get("trust_mean", ratio) + (1 - beta) * ratio
         p.add_(change, alpha=-float(group["lr"]) * ratio)
 
 
-def _trust_ratio(p: Tensor, change: Tensor, least: float, largest: float) -> float:
+def _trust_ratio(p: Tensor, change: Tensor, clip: tuple[float, float]) -> float:
     own, other = float(p.norm()), float(change.norm())
-    return min(max(own / other, least), largest) if own > 0 and other > 0 else 1.0
+    return _clipped(own / other, clip) if own > 0 and other > 0 else 1.0
+
+
+def _steadied(ratio: float, group: Mapping[str, Any], state: dict[str, Any]) -> float:
+    """Keep a trust ratio near the recorded mean, and near its last value."""
+    before, change = state.get("trust_factor", 1.0), group["trust_change"]
+    factor = _clipped(ratio / state["trust_mean"], group["trust_range"])
+    state["trust_factor"] = _clipped(factor, ((1 - change) * before, (1 + change) * before))
+    return float(state["trust_factor"] * state["trust_mean"])
+
+
+def _clipped(value: float, limits: tuple[float, float]) -> float:
+    return min(max(value, limits[0]), limits[1])
