@@ -87,6 +87,7 @@ class MomentumOptimizer(Optimizer):
         ]
         parameters = {name: p for p, name in self._names.items()}
         self._exchange = Exchange(parameters, options, f"{type(self).__name__} {settings} {warmup}")
+        warmup.follow(self._exchange.plan.warmup_steps)
 
     def _check_group(self, group: Mapping[str, Any]) -> None:
         beta1, beta2 = group["betas"]
@@ -163,7 +164,7 @@ class MomentumOptimizer(Optimizer):
         if not self._average(updates) or not agreed.is_finite:
             self._skipped_steps += 1
             return loss
-        windows = [math.ceil(1 / (1 - group["betas"][1])) for group in self.param_groups]
+        windows = [round(1 / (1 - group["betas"][1])) for group in self.param_groups]
         self._warmup.advance(self._variance, max(windows))
         return loss
 

@@ -51,8 +51,9 @@ class Warmup:
                 raise SpecError("variance_tolerance", tolerance, "above 0 and finite")
         if interval is not None:
             check_whole("variance_interval", interval, 2)
+        self._is_default = steps is None and tolerance is None
         self._steps = steps or 1
-        self._tolerance = DEFAULT_TOLERANCE if steps is None and tolerance is None else tolerance
+        self._tolerance = DEFAULT_TOLERANCE if self._is_default else tolerance
         self._interval = interval
         self.steps_done = 0
         self.ended_at = 0
@@ -61,6 +62,11 @@ class Warmup:
 
     def __repr__(self) -> str:
         return f"Warmup({self._steps}, {self._tolerance}, {self._interval})"
+
+    def follow(self, plan_steps: int) -> None:
+        """Take over the length that a plan has, where no other rule was given."""
+        if self._is_default and plan_steps:
+            self._steps, self._tolerance, self._is_quiet = plan_steps, None, True
 
     @property
     def is_over(self) -> bool:

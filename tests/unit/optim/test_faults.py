@@ -15,7 +15,8 @@ from gradwire.optim import LAMB, AdamW
 from gradwire.plan import Plan, Rule
 from gradwire.spec import parse_reducer
 
-SIGN = Plan((Rule(parse_reducer("sign"), min_numel=1, min_ndim=0),))
+SIGN = Plan((Rule(parse_reducer("sign@broadcast"), min_numel=1, min_ndim=0),))
+"""Without noise: what is sent does not depend on the number of the step."""
 INF, NAN = float("inf"), float("nan")
 
 
@@ -93,9 +94,7 @@ def test_a_value_that_is_not_finite_skips_the_step_on_all_ranks(bad_step, value)
         train(model, optimizer, range(7), rank, 2)
         return values(model), optimizer.state_dict()["gradwire"]["exchange"][f"rank{rank}"]
 
-    for mine, theirs in zip(
-        on_ranks(2, make, poisoned), on_ranks(2, make, clean), strict=True
-    ):
+    for mine, theirs in zip(on_ranks(2, make, poisoned), on_ranks(2, make, clean), strict=True):
         assert same(mine[0], theirs[0])
         assert same(list(mine[1]["residual"].values()), list(theirs[1]["residual"].values()))
 
@@ -110,11 +109,11 @@ class _Gradients:
         pass
 
 
-def test_a_mean_that_overflows_on_its_way_skips_the_step():
+def test_a_mean_that_overflows_skips_the_step():
     def body(mailbox):
         p = nn.Parameter(torch.ones(64, 32))
-        optimizer = AdamW([p], plan="fp16", warmup_steps=1, group=mailbox)
-        for size in (1.0, 1e7, 1.0):
+        optimizer = AdamW([p], plan="none", warmup_steps=1, group=mailbox)
+        for size in (1.0, 3e38, 1.0):
             before = p.detach().clone()
             p.grad = torch.full((64, 32), size)
             optimizer.step()
@@ -200,8 +199,8 @@ def test_trust_settings_out_of_range_are_refused(options):
 def test_mistakes_are_named():
     def body(mailbox):
         p = nn.Parameter(torch.ones(2, 2))
-        with pytest.raises(UnknownIdError, match="int9"):
-            AdamW([p], plan="int9", group=mailbox)
+        with pytest.raises(UnknownIdError, match="int_4"):
+            AdamW([p], plan="int_4", group=mailbox)
         with pytest.raises(SpecError, match="dtype of parameter0"):
             AdamW([nn.Parameter(torch.ones(2, dtype=torch.complex64))], group=mailbox)
         with pytest.raises(SpecError, match="different from each other"):
