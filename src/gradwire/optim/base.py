@@ -325,7 +325,7 @@ def take_gradient(update: Update, mean: Tensor) -> None:
 
 
 def direction(update: Update) -> Tensor:
-    """Return momentum over root of variance, both free of bias, within Adam's own bound.
+    """Return momentum over root of variance, without bias, within Adam's bound.
 
     Where a frozen variance has become too small for the momentum, or is 0,
     the bound holds the update: with the variance of the same gradients, no

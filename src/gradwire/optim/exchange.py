@@ -222,7 +222,7 @@ class Exchange:
         return buckets
 
     def average(self, buckets: Sequence[Outgoing]) -> bool:
-        """Replace buckets by their means; return whether those are finite, as on all ranks.
+        """Replace buckets by their means; return whether those are finite.
 
         Raises:
             CollectiveError: Something went wrong on this rank or another.

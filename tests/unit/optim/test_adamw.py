@@ -11,7 +11,7 @@ from gradwire.optim import AdamW
 from gradwire.plan import DENSE, Plan, Rule
 from gradwire.spec import Entry, parse_reducer, sent_bytes
 
-STEPS = 160
+STEPS = 260
 
 
 def _groups(model):
@@ -153,7 +153,7 @@ def test_training_reaches_adamw_within_a_share_of_the_initial_loss(plan, margin,
         return loss_of(model, seed=0, rows=500).item()
 
     initial, wanted = adamw_losses
-    assert wanted < 0.2 * initial
+    assert wanted < 0.05 * initial
     first, second = on_ranks(2, make, body)
     assert first == second
     assert first <= wanted + margin * initial

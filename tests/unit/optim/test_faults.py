@@ -127,7 +127,8 @@ def test_a_mean_that_overflows_skips_the_step():
     assert bool(first.isfinite().all())
 
 
-def test_loss_scaling_with_an_overflow_on_one_rank_keeps_ranks_together():
+@pytest.mark.parametrize("unscales", [False, True])
+def test_loss_scaling_with_an_overflow_on_one_rank_keeps_ranks_together(unscales):
     def make(model, mailbox):
         return AdamW(model.parameters(), 0.01, plan=SIGN, warmup_steps=1, group=mailbox)
 
@@ -137,6 +138,8 @@ def test_loss_scaling_with_an_overflow_on_one_rank_keeps_ranks_together():
             optimizer.zero_grad()
             loss = model(draw(4, 32, seed=i + rank)).square().mean()
             scaler.scale(loss * (1e38 if (i, rank) == (2, 1) else 1)).backward()
+            if unscales:
+                scaler.unscale_(optimizer)
             scaler.step(optimizer)
             scaler.update()
         return values(model), optimizer.skipped_steps, scaler.get_scale()

@@ -86,7 +86,7 @@ def test_training_learns_as_well_as_without_compression():
 
         def body(model, optimizer, rank):
             initial = loss_of(model, seed=0, rows=500).item()
-            train(model, optimizer, range(100), rank, 2)
+            train(model, optimizer, range(60), rank, 2)
             return initial, loss_of(model, seed=0, rows=500).item()
 
         return on_ranks(2, make, body)[0]
