@@ -7,6 +7,7 @@ from torch import nn
 from training import WIDTH, averaged, loss_of, net, on_ranks, same, train, values
 
 from gradwire.comm.local import run_ranks
+from gradwire.errors import RankMismatchError
 from gradwire.optim import AdamW
 from gradwire.plan import DENSE, Plan, Rule
 from gradwire.spec import Entry, parse_reducer, sent_bytes
@@ -239,3 +240,30 @@ def test_closure_is_called_once_with_gradients_enabled():
         return calls == [loss.item()]
 
     assert on_ranks(1, make, body) == [True]
+
+
+def test_each_step_is_reported_and_replicas_are_checked_on_request():
+    def body(mailbox):
+        seen = []
+        p = nn.Parameter(torch.ones(64, 32))
+        optimizer = AdamW(
+            [("w", p)],
+            plan="sign",
+            warmup_steps=1,
+            group=mailbox,
+            check_every=1,
+            on_step=lambda stats: seen.append(stats.step),
+        )
+        for i in range(4):
+            p.grad = draw(64, 32, seed=i + mailbox.rank)
+            if i == 3:
+                with torch.no_grad():
+                    p[0, 0] += mailbox.rank
+                with pytest.raises(RankMismatchError, match="'w'"):
+                    optimizer.step()
+            else:
+                optimizer.step()
+        optimizer.close()
+        return seen
+
+    assert run_ranks(2, body) == [[0, 1, 2]] * 2
