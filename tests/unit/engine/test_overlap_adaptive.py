@@ -2,10 +2,10 @@
 
 import pytest
 import torch
-from overlapped import draw, run, same, train, weights
 from torch import nn
 
 from gradwire.plan import Plan
+from overlapped import draw, run, same, train, weights
 
 
 def _build():
