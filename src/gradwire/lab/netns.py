@@ -137,7 +137,7 @@ class Network:
             workers: list[subprocess.Popen[bytes]] = []
             try:
                 for rank, (out, err) in enumerate(files):
-                    variables = os.environ | self._variables(rank) | dict(environment or {})
+                    variables = os.environ | self.variables(rank) | dict(environment or {})
                     with out.open("wb") as stdout, err.open("wb") as stderr:
                         workers.append(
                             subprocess.Popen(  # noqa: S603 - the caller's command
@@ -145,7 +145,7 @@ class Network:
                                 env=variables,
                                 stdout=stdout,
                                 stderr=stderr,
-                                preexec_fn=_entering(self._ranks[rank]),  # noqa: PLW1509 - no other way in
+                                preexec_fn=self.entering(rank),  # noqa: PLW1509 - no other way in
                             )
                         )
                 _wait(workers, [err for _, err in files], timeout_s)
@@ -155,7 +155,12 @@ class Network:
                     worker.wait()
             return [out.read_text() for out, _ in files]
 
-    def _variables(self, rank: int) -> dict[str, str]:
+    def entering(self, rank: int) -> Callable[[], None]:
+        """Return what a process of a rank does first (a `preexec_fn`)."""
+        return _entering(self._ranks[rank])
+
+    def variables(self, rank: int) -> dict[str, str]:
+        """Return the environment of a rank: torchrun's, and Gloo on the line."""
         return {
             "MASTER_ADDR": self.address(0),
             "MASTER_PORT": "29500",

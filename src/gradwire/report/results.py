@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from statistics import median, quantiles
 from typing import Any, Literal
 
@@ -108,6 +108,7 @@ class Cell:
         rate_bytes_per_s: Of each rank's link, each way; None for no limit.
         latency_s: One way.
         network: Really limited (`"lab"`), made to last (`"shaped"`), or neither.
+        settings: What was asked for, in the bench's words.
     """
 
     model: str
@@ -117,6 +118,7 @@ class Cell:
     network: Network
     modes: tuple[ModeResult, ...]
     num_parameters: int = 0
+    settings: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def name(self) -> str:
