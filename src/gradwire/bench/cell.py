@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import replace
+from functools import partial
 
 from gradwire.bench.collect import CellCollector
 from gradwire.bench.events import RoundDone, RoundStarted
@@ -59,7 +60,7 @@ def _launch(job: CellJob, collector: CellCollector, watch: Watch) -> None:
         place = None
         if job.network == "lab":
             rate = math.inf if job.rate_bytes_per_s is None else job.rate_bytes_per_s
-            network = stack.enter_context(Network(job.ranks, rate))
+            network = stack.enter_context(Network(job.ranks, rate, latency_s=job.latency_s))
             place = _places(network)
         workers = stack.enter_context(Workers(job, WORKER, place))
         load = ForeignLoad(workers.process_ids)
@@ -75,4 +76,8 @@ def _launch(job: CellJob, collector: CellCollector, watch: Watch) -> None:
 
 
 def _places(network: Network) -> Callable[[int], Place]:
-    return lambda rank: Place(network.variables(rank), network.entering(rank))
+    def place(rank: int) -> Place:
+        entered = partial(network.entered, rank)
+        return Place(network.variables(rank), entered, network.prioritise)
+
+    return place

@@ -23,10 +23,10 @@ from gradwire.demo.exchange import Exchange
 from gradwire.demo.run import BackwardClock, parameters_digest
 from gradwire.demo.settings import Method
 from gradwire.demo.worker import Tell
+from gradwire.lab.counters import interface_bytes
 from gradwire.report.results import StepTimes
 
 _TIMEOUT = timedelta(seconds=120)
-_INTERFACE = "eth0"
 
 
 def run_cell(job: CellJob, rank: int, rendezvous: str, tell: Tell) -> None:
@@ -153,12 +153,12 @@ class _Mode:
             self.step()  # the caches are another mode's
         dist.barrier()
         tell(RoundStarted(self._mode.name, number))
-        before_bytes, start_s = interface_bytes(_INTERFACE), time.perf_counter()
+        carried_bytes, start_s = self._carried_bytes(), time.perf_counter()
         took = [self.step() for _ in range(count)]
         wall_s = time.perf_counter() - start_s
         dist.barrier()
         if self._job.network == "lab":
-            sent_bytes = interface_bytes(_INTERFACE) - before_bytes
+            sent_bytes = self._carried_bytes() - carried_bytes
         else:
             sent_bytes = sum(t.sent_bytes for t in took)
         steps = tuple(t.times for t in took)
@@ -174,6 +174,9 @@ class _Mode:
         )
         if self._is_synchronised:
             self._validate(tell)
+
+    def _carried_bytes(self) -> int:
+        return interface_bytes().sent if self._job.network == "lab" else 0
 
     def _count(self) -> int:
         """Agree on the number of steps: rank 0's last step tells how many fit."""
@@ -193,16 +196,3 @@ class _Mode:
         self._exchange.close()
         tell(MethodDone(self._mode.name, parameters_digest(self._module)))
 
-
-def interface_bytes(name: str) -> int:
-    """Return what a network interface has sent, headers included; 0 if there is none.
-
-    Example:
-        >>> interface_bytes("no-such-interface")
-        0
-    """
-    for line in Path("/proc/self/net/dev").read_text(encoding="ascii").splitlines():
-        interface, _, counters = line.partition(":")
-        if interface.strip() == name:
-            return int(counters.split()[8])
-    return 0

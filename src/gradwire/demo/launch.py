@@ -12,6 +12,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 from types import TracebackType
 from typing import NamedTuple, Protocol, Self
@@ -47,11 +48,13 @@ class Place(NamedTuple):
 
     Attributes:
         variables: Added to its environment.
-        enter: What its process does before all else.
+        entered: Makes a context in which its process is started.
+        started: Is given the number of its process.
     """
 
     variables: Mapping[str, str]
-    enter: Callable[[], None] | None = None
+    entered: Callable[[], AbstractContextManager[None]] = contextlib.nullcontext
+    started: Callable[[int], None] = lambda _: None
 
 
 class WorkerError(GradwireError, RuntimeError):
@@ -167,7 +170,7 @@ class Workers:
             "PYTHONPATH": os.pathsep.join(p for p in sys.path if p),
             **place.variables,
         }
-        with self._log(rank).open("w", encoding="utf-8") as log:
+        with self._log(rank).open("w", encoding="utf-8") as log, place.entered():
             process = subprocess.Popen(  # noqa: S603 - the command is a developer's, not a user's
                 self._command,
                 stdin=subprocess.PIPE,
@@ -176,9 +179,9 @@ class Workers:
                 text=True,
                 env=environment,
                 start_new_session=True,
-                preexec_fn=place.enter,  # noqa: PLW1509 - the only way into another namespace
             )
         self._processes.append(process)
+        place.started(process.pid)
         assert process.stdin is not None
         process.stdin.write(self._job.to_json() + "\n")
         process.stdin.flush()
