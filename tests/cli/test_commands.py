@@ -95,7 +95,7 @@ Options:
         (["demo", "--plan", "gone.json"], "plan='gone.json' is not the path of an existing file"),
         (["demo", "--report", "."], ". is a folder, not a file to write"),
         (["demo", "--report", "/dev/null/x.html"], "x.html cannot be written: "),
-        (["demo", "--report", "x", "--json", "x"], "x cannot hold both the report and the JSON"),
+        (["demo", "--report", "x", "--json", "x"], "x cannot hold two outputs"),
         (["demo", "--methods", "ddp", "--plan", "int4"], "--plan needs gradwire among the"),
         (["demo", "--seed", str(1 << 63)], "is not less than 2 to the power of 63"),
     ],

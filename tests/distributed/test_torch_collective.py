@@ -6,9 +6,11 @@ from launch import run_processes
 from gradwire.comm.base import complete
 from gradwire.comm.channel import Channel
 from gradwire.comm.sparse import sparse_all_reduce
-from gradwire.comm.torch_collective import DistCollective
+from gradwire.comm.torch_collective import DistGroup
 from gradwire.comm.torch_dist import TorchMailbox
 from gradwire.errors import SpecError
+
+CPU = torch.device("cpu")
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16])
@@ -16,7 +18,7 @@ def test_dist_collective_sums_as_a_channel_does(dtype):
     def body(rank: int) -> bool:
         x = torch.randn(101, generator=torch.Generator().manual_seed(rank)).to(dtype)
         y = x.clone()
-        complete(DistCollective(None).all_reduce(x))
+        complete(DistGroup(None, CPU).collective().all_reduce(x))
         mailbox = TorchMailbox(None)
         complete(Channel(mailbox, 0).all_reduce(y))
         rows = mailbox.gather_objects(x.double().tolist())
@@ -28,7 +30,7 @@ def test_dist_collective_sums_as_a_channel_does(dtype):
 
 def test_dist_collective_gathers_and_exchanges_bytes_of_any_dtype():
     def body(rank: int) -> tuple[list[list[float]], list[list[float]]]:
-        group = DistCollective(None)
+        group = DistGroup(None, CPU).collective()
         data = torch.tensor([rank, rank + 0.5]).to(torch.float8_e4m3fn)
         out = torch.zeros(3, 2).to(torch.float8_e4m3fn)
         complete(group.all_gather(out, data))
@@ -47,7 +49,7 @@ def test_dist_collective_of_a_subgroup_counts_ranks_within_it():
         if rank == 1:
             return None
         x = torch.full((5,), float(rank + 1))
-        complete(DistCollective(group).all_reduce(x))
+        complete(DistGroup(group, CPU).collective().all_reduce(x))
         return x[4].item()
 
     assert run_processes(3, body) == [4.0, None, 4.0]
@@ -56,7 +58,11 @@ def test_dist_collective_of_a_subgroup_counts_ranks_within_it():
 def test_dist_collective_refuses_tensors_that_are_not_contiguous():
     def body(_: int) -> None:
         with pytest.raises(SpecError, match="contiguous"):
-            complete(DistCollective(None).all_gather(torch.zeros(2, 2), torch.zeros(2, 2)[:, 0]))
+            complete(
+                DistGroup(None, CPU)
+                .collective()
+                .all_gather(torch.zeros(2, 2), torch.zeros(2, 2)[:, 0])
+            )
 
     run_processes(2, body)
 

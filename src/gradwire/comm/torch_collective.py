@@ -3,44 +3,116 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from datetime import timedelta
+from typing import Protocol, cast
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch._C._distributed_c10d import Store
 
 from gradwire.comm.base import Steps
 from gradwire.comm.channel import Scratch, all_reduce_by_shards
+from gradwire.comm.record import Traffic
+from gradwire.comm.torch_dist import fresh_store, limit_s
 from gradwire.errors import CollectiveError, SpecError
 
 
-class DistCollective:
-    """A group's own all-to-all and all-gather, in the order of the calls.
+class _Backend(Protocol):
+    """What process groups can do beyond the stub of their base class."""
 
-    Nothing is yielded: on a GPU a call only queues work on the current
-    stream, on a CPU it blocks. All ranks must make the same calls in the same
-    order. Where tags exist, `Channel` over `TorchMailbox` overlaps more.
+    def alltoall_base(
+        self, out: Tensor, data: Tensor, received: list[int], sent: list[int], /
+    ) -> dist.Work: ...
+
+    def _allgather_base(self, out: Tensor, data: Tensor, /) -> dist.Work: ...
+
+
+class DistGroup:
+    """Ranks connected anew, so that their collectives never meet those of others.
+
+    Making one is a collective of the given group.
 
     Args:
-        group: The ranks, or None for all of them.
+        parent: The ranks, or None for all of them.
+        device: Where the tensors live: NCCL serves GPUs, Gloo the CPU.
 
     Example:
         >>> import tempfile
         >>> store = dist.FileStore(tempfile.mktemp(), 1)
         >>> dist.init_process_group("gloo", store=store, rank=0, world_size=1)
         >>> from gradwire.comm.base import complete
+        >>> group = DistGroup(None, torch.device("cpu"))
         >>> out = torch.zeros(1, 2)
-        >>> complete(DistCollective(None).all_gather(out, torch.tensor([1.0, 2.0])))
+        >>> complete(group.collective().all_gather(out, torch.tensor([1.0, 2.0])))
         >>> out
         tensor([[1., 2.]])
         >>> dist.destroy_process_group()
     """
 
-    def __init__(self, group: dist.ProcessGroup | None) -> None:
-        self._group = group if group is not None else dist.group.WORLD
-        if self._group is None:
-            raise SpecError("group", group, "usable before torch.distributed.init_process_group")
-        self.rank = self._group.rank()
-        self.world_size = self._group.size()
+    def __init__(self, parent: dist.ProcessGroup | None, device: torch.device) -> None:
+        parent = parent if parent is not None else dist.group.WORLD
+        if parent is None:
+            raise SpecError("group", parent, "usable before torch.distributed.init_process_group")
+        self.rank = parent.rank()
+        self.world_size = parent.size()
+        store, limit = fresh_store(parent), timedelta(seconds=limit_s(parent))
+        try:
+            self._backend: object = _connect(store, self.rank, self.world_size, limit, device)
+        except RuntimeError as error:
+            raise CollectiveError("connect", self.rank, str(error)) from error
+
+    def collective(self) -> DistCollective:
+        """Return collectives that count their bytes from zero."""
+        if self._backend is None:
+            raise CollectiveError("connect", self.rank, "the group was closed")
+        return DistCollective(cast("_Backend", self._backend), self.rank, self.world_size)
+
+    def close(self) -> None:
+        """Let go of the connections. Can be called twice."""
+        self._backend = None
+
+
+def _connect(
+    store: Store, rank: int, world_size: int, limit: timedelta, device: torch.device
+) -> object:
+    if device.type == "cpu":
+        return dist.ProcessGroupGloo(store, rank, world_size, limit)
+    options = dist.ProcessGroupNCCL.Options()
+    options._timeout = limit  # noqa: SLF001 - no public way to set it
+    return dist.ProcessGroupNCCL(store, rank, world_size, options)
+
+
+class DistCollective:
+    """A back end's own all-to-all and all-gather, in the order of the calls.
+
+    Nothing is yielded: on a GPU a call only queues work on the current
+    stream, on a CPU it blocks. All ranks must make the same calls in the same
+    order. Where tags exist, `Channel` over `TorchMailbox` overlaps more. Bytes
+    are counted as a `Recorder` does.
+
+    Args:
+        backend: Moves the bytes.
+        rank: This process's number in the group.
+        world_size: Number of processes in the group.
+    """
+
+    def __init__(self, backend: _Backend, rank: int, world_size: int) -> None:
+        self._backend = backend
+        self.rank = rank
+        self.world_size = world_size
+        self._sent_bytes = self._received_bytes = self._exchanges = 0
+
+    def take(self) -> Traffic:
+        """Return what was counted since the last call; how long it took is not known."""
+        traffic = Traffic(self._sent_bytes, self._received_bytes, self._exchanges, ())
+        self._sent_bytes = self._received_bytes = self._exchanges = 0
+        return traffic
+
+    def _count(self, sent_bytes: int, received_bytes: int) -> None:
+        self._sent_bytes += sent_bytes
+        self._received_bytes += received_bytes
+        self._exchanges += 1
 
     def all_reduce(self, data: Tensor, divisor: float = 1.0) -> Steps[None]:
         """Replace `data` by the sum over ranks (see `Collective.all_reduce`)."""
@@ -51,12 +123,11 @@ class DistCollective:
         yield from ()
         if data.numel() == 0:
             return
-        # all_gather_into_tensor is deprecated from PyTorch 2.13 on.
-        gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
         try:
-            gather(_as_bytes(out), _as_bytes(data), group=self._group)
+            self._backend._allgather_base(_as_bytes(out), _as_bytes(data)).wait()  # noqa: SLF001 - no public name
         except RuntimeError as error:
             raise CollectiveError("all_gather", self.rank, str(error)) from error
+        self._count(*[data.nbytes * (self.world_size - 1)] * 2)
 
     def all_to_all(self, out: Sequence[Tensor], data: Sequence[Tensor]) -> Steps[None]:
         """Send `data[r]` to rank r, fill `out[r]` (see `Collective.all_to_all`)."""
@@ -68,15 +139,15 @@ class DistCollective:
         receives = [_as_bytes(x) if r != own else _as_bytes(x)[:0] for r, x in enumerate(out)]
         packed = torch.cat(receives)
         try:
-            dist.all_to_all_single(
+            self._backend.alltoall_base(
                 packed,
                 torch.cat(sends),
                 [x.numel() for x in receives],
                 [x.numel() for x in sends],
-                group=self._group,
-            )
+            ).wait()
         except RuntimeError as error:
             raise CollectiveError("all_to_all", self.rank, str(error)) from error
+        self._count(sum(x.numel() for x in sends), packed.numel())
         pieces: Sequence[Tensor] = packed.split([x.numel() for x in receives])  # type: ignore[no-untyped-call]
         for box, piece in zip(receives, pieces, strict=True):
             box.copy_(piece)

@@ -18,6 +18,7 @@ from typing import Protocol, cast
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch._C._distributed_c10d import Store
 from torch.profiler import record_function
 
 from gradwire.comm.base import Pending
@@ -70,7 +71,7 @@ class TorchMailbox:
             raise SpecError("group", group, "usable before torch.distributed.init_process_group")
         self.rank = parent.rank()
         self.world_size = parent.size()
-        self._timeout_s = _timeout_s(parent) if timeout_s is None else timeout_s
+        self._timeout_s = limit_s(parent) if timeout_s is None else timeout_s
         try:
             self._wire = _Wire(_connect(parent, self._timeout_s), self.rank, self.world_size)
         except RuntimeError as error:
@@ -278,24 +279,29 @@ class _Wire:
                 backend.recv([torch.empty(1)], peer, _NEVER_TAG).wait(timedelta(milliseconds=1))
 
 
-def _timeout_s(group: dist.ProcessGroup) -> float:
+def _connect(parent: dist.ProcessGroup, timeout_s: float) -> _Backend:
+    limit = timedelta(seconds=timeout_s)
+    store = fresh_store(parent)
+    return cast("_Backend", dist.ProcessGroupGloo(store, parent.rank(), parent.size(), limit))
+
+
+def fresh_store(parent: dist.ProcessGroup) -> Store:
+    """Return a place where the ranks of a group can meet anew; all of them call it.
+
+    `dist.new_group` would want every rank of the world to take part, and would
+    keep the group until the end. Keys carry a fresh name, so that an earlier
+    meeting or an earlier run cannot be met there.
+    """
+    name = [uuid.uuid4().hex if parent.rank() == 0 else None]
+    dist.broadcast_object_list(name, group=parent, group_src=0)
+    return dist.PrefixStore(f"gradwire/{name[0]}", parent.get_group_store())  # type: ignore[attr-defined]
+
+
+def limit_s(group: dist.ProcessGroup) -> float:
+    """Return after how many seconds a collective of a group has failed."""
     for device in group._device_types:  # noqa: SLF001 - no public way to read it
         options = getattr(group._get_backend(device), "options", None)  # noqa: SLF001
         if options is not None:
             limit: timedelta = options._timeout  # noqa: SLF001
             return limit.total_seconds()
     return dist.default_pg_timeout.total_seconds()
-
-
-def _connect(parent: dist.ProcessGroup, timeout_s: float) -> _Backend:
-    """Connect the ranks of a group anew, unknown to `torch.distributed`'s books.
-
-    `dist.new_group` would want every rank of the world to take part, and would
-    keep the group until the end. Keys in the store carry a fresh name, so that
-    an earlier mailbox or an earlier run cannot be met there.
-    """
-    name = [uuid.uuid4().hex if parent.rank() == 0 else None]
-    dist.broadcast_object_list(name, group=parent, group_src=0)
-    store = dist.PrefixStore(f"gradwire/{name[0]}", parent.get_group_store())  # type: ignore[attr-defined]
-    limit = timedelta(seconds=timeout_s)
-    return cast("_Backend", dist.ProcessGroupGloo(store, parent.rank(), parent.size(), limit))

@@ -5,17 +5,19 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 from torch.profiler import record_function
 
-from gradwire.comm.base import Mailbox, Pending, Steps
-from gradwire.comm.channel import Channel
+from gradwire.comm.base import Collective, Pending, Steps
 from gradwire.comm.record import Recorder
 from gradwire.comm.sparse import sparse_all_reduce
+from gradwire.comm.torch_collective import DistCollective
 from gradwire.engine.checks import Conservation
+from gradwire.engine.lane import Entry
 from gradwire.engine.layout import Layout
 from gradwire.engine.stats import BucketStats
 from gradwire.key import Key
@@ -78,7 +80,8 @@ class BucketRun:
         layout: Reducers by part; None for a sparse tensor.
         key: Seed, step and this rank.
         state: Residual and warm starts.
-        recorder: Counts this bucket's bytes.
+        recorder: Moves this bucket's bytes, and counts them.
+        lane: The way into the lane that it is worked on in.
         hold_unused: Whether a gradient of zeros means that the parameter took
             no part, so that what it owes must wait.
         is_plain: Whether the whole plan is dense and the ranks are at most two,
@@ -93,7 +96,8 @@ class BucketRun:
     layout: Layout | None
     key: Key
     state: State
-    recorder: Recorder
+    recorder: Recorder | DistCollective
+    lane: Entry = nullcontext
     hold_unused: bool = False
     is_plain: bool = False
     is_measured: bool = False
@@ -106,16 +110,18 @@ class BucketRun:
     _mean: Tensor | None = None
     _flat: Tensor | None = None
 
-    def tasks(self, channel: Callable[[Mailbox], Channel]) -> list[Steps[None]]:
-        """Return the bucket's reductions, each with a channel of its own."""
+    def tasks(
+        self, collective: Callable[[Recorder | DistCollective], Collective]
+    ) -> list[Steps[None]]:
+        """Return the bucket's reductions, each with collectives of its own."""
         if self.is_plain and self.buffer.dtype in (torch.float32, torch.float64):
             return [self._timed(self._average_plain())]
         if self.layout is None:
-            return [self._timed(self._average_sparse(channel(self.recorder)))]
+            return [self._timed(self._average_sparse(collective(self.recorder)))]
         if self.buffer.dtype == torch.float64:
-            return [self._timed(self._average_double(channel(self.recorder)))]
+            return [self._timed(self._average_double(collective(self.recorder)))]
         parts = self.layout.parts
-        return [self._timed(self._reduce(r, p, channel(self.recorder))) for r, p in parts]
+        return [self._timed(self._reduce(r, p, collective(self.recorder))) for r, p in parts]
 
     def _values(self) -> Tensor:
         """Return the gradients as float32: the buffer itself where it is that."""
@@ -124,17 +130,18 @@ class BucketRun:
         return self._flat
 
     def _average_plain(self) -> Steps[None]:
+        assert isinstance(self.recorder, Recorder)
         yield self.recorder.all_reduce(self.buffer)
         self.buffer.div_(self.recorder.world_size)
 
-    def _average_sparse(self, group: Channel) -> Steps[None]:
+    def _average_sparse(self, group: Collective) -> Steps[None]:
         total = yield from sparse_all_reduce(self.buffer, group)
         self._mean = total / group.world_size
 
-    def _average_double(self, group: Channel) -> Steps[None]:
+    def _average_double(self, group: Collective) -> Steps[None]:
         yield from group.all_reduce(self.buffer, group.world_size)
 
-    def _reduce(self, reducer: Reducer, part: Part, group: Channel) -> Steps[None]:
+    def _reduce(self, reducer: Reducer, part: Part, group: Collective) -> Steps[None]:
         x = self._values()
         uses_feedback = reducer.spec.feedback and self.state.residual is not None
         held = self._hold(part.slots) if uses_feedback and self.hold_unused else []
@@ -187,7 +194,8 @@ class BucketRun:
         while True:
             start = time.perf_counter()
             try:
-                with record_function(f"gradwire::{stage}##bucket{self.bucket.index}"):
+                name = f"gradwire::{stage}##bucket{self.bucket.index}"
+                with record_function(name), self.lane():
                     pending = steps.throw(failure) if failure else next(steps)
             except StopIteration:
                 return

@@ -123,5 +123,5 @@ def check_steps(step: int, group: Collective) -> Steps[None]:
 
 
 def _digest(tensor: Tensor) -> bytes:
-    data = tensor.detach().contiguous().view(-1).view(torch.uint8).numpy().data
+    data = tensor.detach().contiguous().cpu().view(-1).view(torch.uint8).numpy().data
     return hashlib.blake2b(data, digest_size=_DIGEST_BYTES).digest()

@@ -14,12 +14,14 @@ from typing import Any, NoReturn
 import torch
 from torch import Tensor
 
-from gradwire.comm.base import Mailbox, Steps, SummingMailbox
+from gradwire.comm.base import Collective, Mailbox, Steps, SummingMailbox
 from gradwire.comm.channel import Channel, Scratch
 from gradwire.comm.record import Recorder
+from gradwire.comm.torch_collective import DistCollective, DistGroup
 from gradwire.engine.bucket import Bucket, BucketRun, Deliver, union_s
 from gradwire.engine.checks import check_replicas, check_steps
 from gradwire.engine.feedback import ErrorFeedback, StateWarning
+from gradwire.engine.lane import Lane
 from gradwire.engine.layout import Layouts
 from gradwire.engine.stats import Stats, StepStats
 from gradwire.engine.worker import Worker
@@ -62,6 +64,9 @@ class Synchronizer:
         plan: Which reducer each parameter uses.
         parameters: All parameters, in the same order on every rank.
         mailbox: Connects the ranks; closed with the synchronizer.
+        device: Where gradients live.
+        group: Carries the gradients where the mailbox cannot; closed with the
+            synchronizer.
         hold_unused: Whether a gradient of zeros means an unused parameter.
         check_every: Verify conservation and replicas every so many steps; 0
             for never.
@@ -77,6 +82,8 @@ class Synchronizer:
         parameters: Sequence[Parameter],
         mailbox: Mailbox,
         *,
+        device: torch.device | None = None,
+        group: DistGroup | None = None,
         hold_unused: bool = False,
         check_every: int = 0,
         on_step: Callable[[StepStats], None] | None = None,
@@ -87,6 +94,8 @@ class Synchronizer:
             raise SpecError("check_every", check_every, "at least 0")
         self.plan = plan
         self._mailbox = mailbox
+        self._dist_group = group
+        self._lane = Lane(device or torch.device("cpu"))
         self._hold_unused = hold_unused
         self._check_every = check_every
         self._on_step = on_step
@@ -96,9 +105,10 @@ class Synchronizer:
         is_dense = all(a.reducer == DENSE for a in assignments.values())
         # With more ranks a value's place in the bucket would decide its last bits.
         has_one_sum = mailbox.world_size <= _ORDERLESS_RANKS
-        self._is_plain = is_dense and has_one_sum and isinstance(mailbox, SummingMailbox)
+        is_summed = isinstance(mailbox, SummingMailbox) and group is None
+        self._is_plain = is_dense and has_one_sum and is_summed
         self._dense = {n: a.dense_reason for n, a in assignments.items() if a.dense_reason}
-        self._feedback = ErrorFeedback(parameters, assignments, torch.device("cpu"))
+        self._feedback = ErrorFeedback(parameters, assignments, self._lane.device)
         offsets = self._feedback.offsets
         self._layouts = Layouts(parameters, assignments, offsets, mailbox.world_size)
         self._steps_done = self._sent_bytes = self._dense_bytes = 0
@@ -112,7 +122,7 @@ class Synchronizer:
         self._failure: str | None = None
         self._lock = threading.Lock()
         self._worker = Worker("gradwire-engine")
-        self._closer = weakref.finalize(self, _close, self._worker, mailbox)
+        self._closer = weakref.finalize(self, _close, self._worker, mailbox, group)
 
     @property
     def rank(self) -> int:
@@ -165,7 +175,7 @@ class Synchronizer:
         step = self._begin_step()
         self._check_usable()  # the callback may have closed it
         run = self._run(bucket, buffer)
-        tasks = run.tasks(self._channel)
+        tasks = run.tasks(self._group)
         if self._is_checked(step.number) and not step.runs:
             group = self._channel(self._mailbox)
             tasks.append(check_replicas(self._replicas(), step.number, group))
@@ -226,7 +236,8 @@ class Synchronizer:
             layout=layout,
             key=Key(self.plan.seed, bucket.step, self.rank),
             state=self._feedback.state,
-            recorder=Recorder(self._mailbox),
+            recorder=self._recorder(),
+            lane=self._lane.fork(buffer),
             hold_unused=self._hold_unused,
             is_plain=self._is_plain and not buffer.is_sparse,
             is_measured=bucket.step % _MEASURED_EVERY == 1,
@@ -235,6 +246,12 @@ class Synchronizer:
 
     def _is_checked(self, step: int) -> bool:
         return self._check_every > 0 and step % self._check_every == 0
+
+    def _recorder(self) -> Recorder | DistCollective:
+        return self._dist_group.collective() if self._dist_group else Recorder(self._mailbox)
+
+    def _group(self, recorder: Recorder | DistCollective) -> Collective:
+        return recorder if isinstance(recorder, DistCollective) else self._channel(recorder)
 
     def _channel(self, mailbox: Mailbox) -> Channel:
         # The step is part of the tag: ranks that count differently never pair up.
@@ -245,7 +262,8 @@ class Synchronizer:
     def _finish(self, step: _Step, run: BucketRun) -> None:
         try:
             self._check_usable()
-            mean = run.finish()
+            with run.lane():
+                mean = run.finish()
             with self._lock:
                 step.unfinished -= 1
                 is_over = step.last_ready_s is not None and step.unfinished == 0
@@ -254,7 +272,8 @@ class Synchronizer:
         except Exception as error:  # noqa: BLE001 - reaches the caller through the bucket
             self._fail(run.bucket, error)
         else:
-            run.bucket.settle(mean, None)
+            with run.lane():  # whoever waits, waits for what this lane has queued
+                run.bucket.settle(mean, None)
 
     def _end_step(self, step: _Step) -> None:
         assert step.last_ready_s is not None
@@ -393,9 +412,11 @@ class Synchronizer:
         )
 
 
-def _close(worker: Worker, mailbox: Mailbox) -> None:
+def _close(worker: Worker, mailbox: Mailbox, group: DistGroup | None) -> None:
     mailbox.close()  # first: what the worker waits for then has an outcome
     worker.close()
+    if group is not None:
+        group.close()
 
 
 def _nothing() -> Steps[None]:

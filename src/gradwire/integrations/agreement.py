@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel as DDP  # noqa: N817 - as everyone calls it
 
@@ -26,14 +27,19 @@ class Options(NamedTuple):
     check_every: int
     on_step: Callable[[StepStats], None] | None
 
-    def check(self) -> None:
+    def check(self, device: torch.device) -> None:
         """Refuse what would fail in the midst of training only.
+
+        Args:
+            device: Where the gradients live.
 
         Raises:
             SpecError: One of them is of another kind or out of range.
         """
         if self.link is not None and not isinstance(self.link, Link):
             raise SpecError("link", self.link, "a Link or None")
+        if self.link is not None and device.type != "cpu":
+            raise SpecError("link", self.link, f"None: exchanges of {device} cannot be slowed down")
         check_whole("check_every", self.check_every, 0)
         if self.on_step is not None and not callable(self.on_step):
             raise SpecError("on_step", self.on_step, "a function or None")
@@ -53,7 +59,7 @@ def agree(
     chosen, parameters = Plan(()), []
     try:
         chosen = load_plan(plan)
-        options.check()
+        options.check(device_of(ddp))
         parameters = _parameters(ddp)
         _refuse(ddp)
     except Exception as error:  # noqa: BLE001 - raised below, once the others know
@@ -117,6 +123,11 @@ def trained(ddp: DDP) -> dict[str, nn.Parameter]:
     }
 
 
+def device_of(ddp: DDP) -> torch.device:
+    """Return where the gradients live."""
+    return next((p.device for p in trained(ddp).values()), torch.device("cpu"))
+
+
 def _ddp_name(name: str) -> str:
     """Return a name as DDP looks for it: with a dot even where there is no submodule."""
     return name if "." in name else f".{name}"
@@ -156,8 +167,9 @@ def _refuse(ddp: DDP) -> None:
         )
     _refuse_strangers(ddp)
     for name, p in trained(ddp).items():
-        if p.device.type != "cpu":
-            raise SpecError(f"device of {name}", str(p.device), "the CPU; GPUs are not served yet")
+        if p.device != device_of(ddp) or p.device.type not in ("cpu", "cuda"):
+            allowed = "the one of all other parameters, the CPU or a CUDA device"
+            raise SpecError(f"device of {name}", str(p.device), allowed)
         if getattr(p, "_in_backward_optimizers", None):
             raise SpecError(
                 f"optimizer of {name}",

@@ -14,10 +14,11 @@ from torch.nn.parallel import DistributedDataParallel as DDP  # noqa: N817 - as 
 
 from gradwire.comm.base import Mailbox
 from gradwire.comm.shaped import Link, ShapedMailbox
+from gradwire.comm.torch_collective import DistGroup
 from gradwire.comm.torch_dist import TorchMailbox
 from gradwire.engine.stats import StepStats
 from gradwire.engine.synchronizer import Synchronizer
-from gradwire.integrations.agreement import Options, agree, stranger, trained
+from gradwire.integrations.agreement import Options, agree, device_of, stranger, trained
 from gradwire.plan import Plan
 from gradwire.spec import ReducerSpec
 
@@ -84,8 +85,11 @@ def attach(
             stacklevel=2,
         )
     mailbox: Mailbox = TorchMailbox(ddp.process_group)
+    group: DistGroup | None = None
     try:
         chosen, parameters = agree(ddp, plan, Options(link, check_every, on_step), mailbox)
+        device = device_of(ddp)
+        group = _group(ddp, device)
         if link is not None:
             mailbox = ShapedMailbox(mailbox, link)
         reference = weakref.ref(ddp)
@@ -94,18 +98,27 @@ def attach(
             chosen,
             parameters,
             mailbox,
+            device=device,
+            group=group,
             hold_unused=ddp.find_unused_parameters,
             check_every=check_every,
             on_step=on_step,
             replicas=lambda: _replicas(reference),
             forwards=lambda: watch.forwards,
         )
-        ddp.register_comm_hook(_Hook(sync, watch.names), _hook)
+        ddp.register_comm_hook(_Hook(sync, watch.names, device), _hook)
         ddp.register_forward_pre_hook(watch)
     except BaseException:
         mailbox.close()
+        if group is not None:
+            group.close()
         raise
     return sync
+
+
+def _group(ddp: DDP, device: torch.device) -> DistGroup | None:
+    """Return what carries gradients that are not on the CPU."""
+    return None if device.type == "cpu" else DistGroup(ddp.process_group, device)
 
 
 def find_ddp(model: object) -> DDP:
@@ -183,8 +196,9 @@ class _Hook:
     It must not hold the DDP model, which would then never be freed.
     """
 
-    def __init__(self, sync: Synchronizer, names: dict[int, str]) -> None:
+    def __init__(self, sync: Synchronizer, names: dict[int, str], device: torch.device) -> None:
         self.sync = sync
+        self.devices: list[int | str | torch.device] = [] if device.type == "cpu" else [device]
         self._names = names
 
     def __reduce__(self) -> tuple[type[None], tuple[()]]:
@@ -199,7 +213,7 @@ class _Hook:
 def _hook(state: _Hook, bucket: GradBucket) -> torch.futures.Future[Tensor]:
     """Start averaging a bucket; DDP calls this once per bucket, in order."""
     arrived: torch.futures.Future[tuple[Tensor | None, BaseException | None]] = (
-        torch.futures.Future()
+        torch.futures.Future(devices=state.devices)
     )
     result = arrived.then(_unwrap)
     state.sync.reduce(
