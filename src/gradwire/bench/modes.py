@@ -26,7 +26,7 @@ class Known(NamedTuple):
 
 
 MODES = {
-    "nosync": Known("computation only", "ddp", "no exchange: each rank trains alone"),
+    "nosync": Known("computation only", "compute", "no exchange: each rank trains alone"),
     "none": Known("plain DDP", "ddp", "float32 all-reduce"),
     "fp16": Known("fp16 hook", "hook", "PyTorch's fp16_compress_hook"),
     "bf16": Known("bf16 hook", "hook", "PyTorch's bf16_compress_hook, under another name"),

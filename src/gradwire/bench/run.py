@@ -195,4 +195,3 @@ class _Mode:
         self._exchange.wait()
         self._exchange.close()
         tell(MethodDone(self._mode.name, parameters_digest(self._module)))
-

@@ -162,6 +162,6 @@ def _run(
 
 
 def _print(result: BenchResult, console: Console) -> None:
-    from gradwire.bench.table import render_result  # noqa: PLC0415
+    from gradwire.report import bench_text  # noqa: PLC0415
 
-    console.print(render_result(result))
+    console.print(bench_text(result))

@@ -25,6 +25,7 @@ _BY_FAMILY: dict[Family, tuple[int, ...]] = {
     "ddp": (0,),
     "hook": (1, 2, 5, 7),
     "gradwire": (3, 4, 6, 8, 9),
+    "compute": (0,),
 }
 _PARTS = ["#0c0d01", "#0c0d02", "#0c0d03", "#0c0d04"]
 _VARIABLES = (

@@ -9,7 +9,8 @@ from typing import Literal
 BASELINE = "ddp"
 """Name of the method that every other one is compared with."""
 
-Family = Literal["ddp", "hook", "gradwire"]
+Family = Literal["ddp", "hook", "gradwire", "compute"]
+"""What a method is: `"compute"` is computation alone, which nothing is compared with."""
 
 
 @dataclass(frozen=True, slots=True)

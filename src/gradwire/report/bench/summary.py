@@ -109,8 +109,9 @@ class CellSummary:
         return tuple(d for m in both for d in m.doubts if d.kind != "replicas")
 
     def ranked(self) -> list[tuple[ModeSummary, Numbers]]:
-        """Return the modes that ran with their numbers, fastest first."""
-        ran = [(m, m.numbers) for m in self.modes if m.numbers is not None]
+        """Return the modes that exchanged with their numbers, fastest first."""
+        exchanged = [m for m in self.modes if m.mode.family != "compute"]
+        ran = [(m, m.numbers) for m in exchanged if m.numbers is not None]
         return sorted(ran, key=lambda pair: pair[1].step_s.median)
 
 
