@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from importlib.metadata import version
 
 from gradwire.errors import GradwireError
+from gradwire.lab.latency import PROGRAM
 from gradwire.version import installed_version
 
 EXTRAS = {"jinja2": "jinja2", "matplotlib": "matplotlib", "scikit-learn": "sklearn"}
@@ -120,4 +121,5 @@ def _lab() -> list[Check]:
     for tool in ("ip", "tc"):
         path = shutil.which(tool)
         checks.append(Check("lab", tool, path or "", None if path else "install iproute2"))
-    return checks
+    delay_line = None if PROGRAM.exists() else "was not built: needs Linux and a C++ compiler"
+    return [*checks, Check("lab", "delay line", "latency without netem", delay_line)]

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Literal
 
 from gradwire.errors import CommandError
+from gradwire.lab.launch import launched
 from gradwire.lab.namespace import Namespace
-from gradwire.lab.workers import dying_with_parent, prioritise
 
 LatencyBy = Literal["none", "netem", "delay line"]
 """What holds packets back: nothing, the kernel, or a process of the lab."""
@@ -63,14 +63,13 @@ class DelayLine:
         files = [namespace.fileno() for namespace in (hub, *ranks)]
         held_ns = round(latency_s / _TAPS_ON_A_PATH * 1e9)
         self._process = subprocess.Popen(  # noqa: S603 - a program of this package
-            [str(PROGRAM), str(held_ns), *map(str, files)],
+            launched([str(PROGRAM), str(held_ns), *map(str, files)], nice),
             pass_fds=files,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
             start_new_session=True,
-            preexec_fn=dying_with_parent(),  # noqa: PLW1509 - no other way in
         )
         assert self._process.stdout is not None
         assert self._process.stderr is not None
@@ -78,7 +77,6 @@ class DelayLine:
             reason = self._process.stderr.read().strip()
             self.close()
             raise CommandError(f"the delay line did not start: {reason}")
-        prioritise(self._process.pid, nice)
 
     @property
     def process_id(self) -> int:

@@ -165,9 +165,6 @@ class Network:
         Returns:
             The processes; a context manager that ends them. They end with the
             calling thread too, so start them from one that lives on.
-
-        Raises:
-            CommandError: The command cannot be started.
         """
         ranks = range(self.world_size)
         port = _FIRST_PORT + self._started % 1000  # runs side by side do not meet

@@ -73,9 +73,8 @@ class LineCheck:
             for verb, rate in found.items()
             if not least <= rate / self.rate_bytes_per_s <= 1 + tolerance
         ]
-        if not wrong:
-            return None
-        return f"rank {self.rank} {' and '.join(wrong)} where {format_rate(self.rate_bytes_per_s)} is set"
+        is_set = f"where {format_rate(self.rate_bytes_per_s)} is set"
+        return f"rank {self.rank} {' and '.join(wrong)} {is_set}" if wrong else None
 
 
 def check_lines(

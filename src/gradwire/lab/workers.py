@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import os
 import signal
 import subprocess
@@ -10,14 +9,13 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
-from pathlib import Path
 from types import TracebackType
 from typing import IO, Self
 
 from gradwire.errors import CommandError, SpecError
+from gradwire.lab.launch import launched
 from gradwire.lab.namespace import Namespace
 
-_PR_SET_PDEATHSIG = 1
 _POLL_S = 0.05
 _PERIOD_S = 0.1
 _TAIL = 2000
@@ -35,9 +33,6 @@ class Workers:
         environments: The whole environment of each rank.
         namespaces: Where each rank lives.
         nice: Priority of each session; 0 leaves it.
-
-    Raises:
-        CommandError: The program cannot be started, or its priority not set.
 
     Example:
         >>> with network.start(["python", "worker.py"]) as workers:  # doctest: +SKIP
@@ -186,23 +181,18 @@ class Workers:
         nice: int,
     ) -> None:
         # Files without a name: they too are gone with this process.
-        files = (tempfile.TemporaryFile(), tempfile.TemporaryFile())
-        self._files.append(files)
-        try:
-            with namespace.entered():
-                process = subprocess.Popen(  # noqa: S603 - the caller's command
-                    command,
-                    env=dict(environment),
-                    stdin=subprocess.DEVNULL,
-                    stdout=files[0],
-                    stderr=files[1],
-                    start_new_session=True,
-                    preexec_fn=dying_with_parent(),  # noqa: PLW1509 - no other way in
-                )
-        except OSError as error:
-            raise CommandError(f"cannot start {command[0]}: {error.strerror}") from error
+        out, err = (tempfile.TemporaryFile() for _ in range(2))  # noqa: SIM115 - `close` does
+        self._files.append((out, err))
+        with namespace.entered():
+            process = subprocess.Popen(  # noqa: S603 - the caller's command
+                launched(command, nice),
+                env=dict(environment),
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=err,
+                start_new_session=True,
+            )
         self._processes.append(process)
-        prioritise(process.pid, nice)
 
     def _known(self, rank: int) -> int:
         if not 0 <= rank < len(self._processes):
@@ -255,43 +245,6 @@ class _DutyCycle:
     def close(self) -> None:
         self._is_over.set()
         self._thread.join()
-
-
-def prioritise(process_id: int, nice: int) -> None:
-    """Raise a session above the rest of the machine.
-
-    With autogroups the scheduler compares sessions by the nice value of the
-    group, and that of a process counts only within its session; without them
-    the latter is what counts.
-
-    Raises:
-        CommandError: It is not permitted; says how to go without.
-    """
-    if not nice:
-        return
-    try:
-        os.setpriority(os.PRIO_PROCESS, process_id, nice)
-        group = Path(f"/proc/{process_id}/autogroup")
-        if group.exists():
-            group.write_text(str(nice), encoding="ascii")
-    except OSError as error:
-        raise CommandError(
-            f"cannot give workers priority {nice} ({error.strerror}):"
-            " pass nice=0 or set GRADWIRE_LAB_NICE=0"
-        ) from error
-
-
-def dying_with_parent() -> Callable[[], None]:
-    """Return what a child does first: have the kernel kill it when its parent is gone."""
-    libc = ctypes.CDLL(None, use_errno=True)
-    parent = os.getpid()
-
-    def prepare() -> None:
-        libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-        if os.getppid() != parent:
-            os._exit(1)
-
-    return prepare
 
 
 def _signal(process: subprocess.Popen[bytes], number: signal.Signals) -> None:
