@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import matplotlib as mpl
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
 from gradwire.report.bars import PARTS, part_spreads
 from gradwire.report.model import Family, MethodResult
@@ -133,6 +134,9 @@ def draw_curves(
             made[curve.family] += 1
         if log:
             axes.set_xscale("log")
+            axes.xaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+            axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{x:g}"))
+            axes.xaxis.set_minor_formatter(NullFormatter())
         axes.set_xlabel(xlabel)
         axes.set_ylabel(ylabel)
         figure.legend(loc="outside lower center", ncols=2, handlelength=3)

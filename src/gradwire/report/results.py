@@ -9,7 +9,7 @@ from statistics import median, quantiles
 from typing import Any, Literal
 
 from gradwire.errors import SpecError
-from gradwire.report.model import Environment, Family, Validation
+from gradwire.report.model import Environment, Family, Validation, read_format
 from gradwire.timeline import Span, Timeline
 
 _FORMAT = 1
@@ -52,6 +52,10 @@ class Round:
     steps: tuple[StepTimes, ...]
     sent_bytes: int
     foreign_cores: float = 0.0
+
+    def __post_init__(self) -> None:
+        if not self.steps or not self.step_s > 0:
+            raise SpecError("Round.steps", self.steps, "at least one step of more than 0 s")
 
     @property
     def step_s(self) -> float:
@@ -183,13 +187,7 @@ class BenchResult:
         Raises:
             SpecError: Not JSON, another format number, or not complete.
         """
-        try:
-            data = json.loads(text)
-        except (ValueError, RecursionError) as error:
-            raise SpecError("bench result", text[:40], f"JSON: {error}") from None
-        if not isinstance(data, dict) or data.get("format") != _FORMAT:
-            found = data.get("format") if isinstance(data, dict) else data
-            raise SpecError("bench result format", found, f"{_FORMAT}, the one this version reads")
+        data = read_format(text, "bench result", _FORMAT)
         try:
             cells = tuple(_cell(c) for c in data["cells"])
             place = Environment(**data["environment"])

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from dataclasses import asdict
 from typing import NamedTuple
 
-from gradwire.report.bench.summary import CellSummary, Numbers
+from gradwire.report.bench.summary import Numbers, summarise_bench
 from gradwire.report.bench.words import NONE, cell_title, milliseconds
+from gradwire.report.results import BenchResult
 from gradwire.report.summary import Spread
+
+CHANGE_HEADINGS = ("Before, ms", "After, ms", "Step, %", "Sent, %", "Loss")
+"""What `change_texts` writes."""
 
 
 class Change(NamedTuple):
-    """How one mode of one cell changed from the first result to the second.
+    """How one mode of a cell changed from the first result to the second.
 
     Attributes:
         step: Later median step time over the earlier one, minus 1.
@@ -20,7 +24,6 @@ class Change(NamedTuple):
         loss: Later validation loss minus the earlier one.
     """
 
-    cell: str
     mode: str
     before_s: Spread
     after_s: Spread
@@ -38,7 +41,7 @@ class Change(NamedTuple):
     def verdict(self) -> str:
         """The change in words."""
         if not self.is_clear:
-            return "within the noise"
+            return "within noise"
         return "slower" if self.step > 0 else "faster"
 
 
@@ -54,46 +57,57 @@ def change_texts(change: Change) -> tuple[str, ...]:
 
 
 class Changes(NamedTuple):
-    """All changes, and what only one of the results has."""
+    """Changes by cell, and what else sets the two results apart, in words."""
 
-    changes: tuple[Change, ...]
-    unmatched: tuple[str, ...]
+    cells: dict[str, tuple[Change, ...]]
+    remarks: tuple[str, ...]
 
 
-def compare_results(before: Sequence[CellSummary], after: Sequence[CellSummary]) -> Changes:
+_Modes = dict[tuple[str, str], Numbers]
+
+
+def compare_results(before: BenchResult, after: BenchResult) -> Changes:
     """Compare the modes that ran in the same cell of both results."""
-    first, second = _numbers(before), _numbers(after)
-    changes = tuple(_change(key, first[key], second[key]) for key in first if key in second)
-    unmatched = [f"Only in the first: {_name(key)}" for key in first if key not in second]
-    unmatched += [f"Only in the second: {_name(key)}" for key in second if key not in first]
-    return Changes(changes, tuple(unmatched))
+    cells: dict[str, tuple[Change, ...]] = {}
+    remarks = _environment(before, after)
+    old, new = _by_cell(before), _by_cell(after)
+    for name in dict.fromkeys((*old, *new)):
+        title, modes = old.get(name) or new[name]
+        later: _Modes = new[name][1] if name in new else {}
+        if name not in old:
+            modes = {}
+        changes = tuple(_change(k, modes[k], later[k]) for k in modes if k in later)
+        if changes:
+            cells[title] = changes
+        remarks += _alone("first", title, modes, later) + _alone("second", title, later, modes)
+    return Changes(cells, tuple(remarks))
 
 
-_Key = tuple[str, str, str, str]
+def _by_cell(result: BenchResult) -> dict[str, tuple[str, _Modes]]:
+    return {
+        s.cell.name: (
+            cell_title(s.cell),
+            {(m.mode.mode, m.mode.label): m.numbers for m in s.modes if m.numbers is not None},
+        )
+        for s in summarise_bench(result)
+    }
 
 
-def _numbers(summaries: Sequence[CellSummary]) -> dict[_Key, Numbers]:
-    return dict(_pairs(summaries))
+def _alone(which: str, title: str, modes: _Modes, others: _Modes) -> list[str]:
+    labels = ", ".join(key[1] for key in modes if key not in others)
+    return [f"Only in the {which}: {title}: {labels}."] if labels else []
 
 
-def _pairs(summaries: Sequence[CellSummary]) -> Iterator[tuple[_Key, Numbers]]:
-    for summary in summaries:
-        for m in summary.modes:
-            if m.numbers is not None:
-                title = cell_title(summary.cell)
-                yield (summary.cell.name, m.mode.mode, title, m.mode.label), m.numbers
+def _environment(before: BenchResult, after: BenchResult) -> list[str]:
+    old, new = asdict(before.environment), asdict(after.environment)
+    return [f"Different {k}: {old[k]}, then {new[k]}." for k in old if old[k] != new[k]]
 
 
-def _name(key: _Key) -> str:
-    return f"{key[3]} in {key[2]}"
-
-
-def _change(key: _Key, before: Numbers, after: Numbers) -> Change:
+def _change(key: tuple[str, str], before: Numbers, after: Numbers) -> Change:
     old, new = before.step_s, after.step_s
     losses = (before.validation, after.validation)
     return Change(
-        cell=key[2],
-        mode=key[3],
+        mode=key[1],
         before_s=old,
         after_s=new,
         step=new.median / old.median - 1,

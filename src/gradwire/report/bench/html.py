@@ -10,14 +10,15 @@ from markupsafe import Markup
 
 from gradwire.plan import Plan
 from gradwire.report.bars import Breakdown, breakdown
-from gradwire.report.bench.changes import Changes, change_texts, compare_results
+from gradwire.report.bench.changes import CHANGE_HEADINGS, change_texts, compare_results
 from gradwire.report.bench.matrix import Entry, Matrix, speedup_matrix
 from gradwire.report.bench.summary import CellSummary, Speedup, summarise_bench
 from gradwire.report.bench.verdicts import prediction, verdict
 from gradwire.report.bench.words import (
     BenchRow,
+    bench_facts,
+    bench_intro,
     bench_notes,
-    bench_setting,
     bench_table,
     cell_setting,
     cell_title,
@@ -83,21 +84,6 @@ class CellPage(NamedTuple):
     plans: list[PlanWords]
 
 
-class ChangeRow(NamedTuple):
-    """One mode of one cell in two results, in words."""
-
-    name: str
-    texts: tuple[str, ...]
-    verdict: str
-
-
-class ChangesPage(NamedTuple):
-    """All that the page shows of a comparison."""
-
-    rows: tuple[ChangeRow, ...]
-    unmatched: tuple[str, ...]
-
-
 def bench_html(
     result: BenchResult,
     other: BenchResult | None = None,
@@ -113,24 +99,19 @@ def bench_html(
     """
     shown = result if other is None else other
     summaries = summarise_bench(shown, euro_per_rank_hour=euro_per_rank_hour)
-    changes = None
-    if other is not None:
-        changes = _changes(compare_results(summarise_bench(result), summaries))
     return render_page(
         "bench.html.j2",
         result=shown,
-        setting=bench_setting(shown),
-        changes=changes,
+        intro=bench_intro(shown),
+        facts=bench_facts(shown),
+        changes=None if other is None else compare_results(result, other),
+        change_headings=CHANGE_HEADINGS,
+        change_texts=change_texts,
         heat=_heat(speedup_matrix(summaries)),
         prediction=prediction(summaries),
         cells=[_cell(summary) for summary in summaries],
         notes=bench_notes(),
     )
-
-
-def _changes(changes: Changes) -> ChangesPage:
-    rows = (ChangeRow(f"{c.cell}: {c.mode}", change_texts(c), c.verdict) for c in changes.changes)
-    return ChangesPage(tuple(rows), changes.unmatched)
 
 
 def _heat(matrix: Matrix) -> Heat:
@@ -151,8 +132,8 @@ def _heat_entry(entry: Entry, best: float | None) -> HeatEntry:
 
 
 def _colour(ratio: Speedup) -> str:
-    """Mix the page's colour with one for gain or loss, by the ratio's logarithm."""
-    strength = abs(math.log(ratio.median)) / math.log(_STRONGEST_AT)
+    """Mix the page's colour with one for gain or loss, by the root of the ratio's logarithm."""
+    strength = math.sqrt(abs(math.log(ratio.median)) / math.log(_STRONGEST_AT))
     share = _STRONGEST * min(1.0, strength)
     paint = "--gain" if ratio.median >= 1 else "--loss"
     return f"color-mix(in srgb, var({paint}) {share:.0f}%, var(--page))"

@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from gradwire.report.bench.changes import Changes, change_texts, compare_results
+from gradwire.report.bench.changes import (
+    CHANGE_HEADINGS,
+    Changes,
+    change_texts,
+    compare_results,
+)
 from gradwire.report.bench.matrix import Entry, Matrix, speedup_matrix
 from gradwire.report.bench.summary import CellSummary, summarise_bench
 from gradwire.report.bench.verdicts import prediction, verdict
 from gradwire.report.bench.words import (
     Marked,
+    bench_facts,
+    bench_intro,
     bench_notes,
-    bench_setting,
     bench_table,
     cell_setting,
     reasons,
@@ -38,19 +42,19 @@ def bench_text(
         other: A later result, to compare with.
         euro_per_rank_hour: Price of one rank, for the cost of a training.
     """
-    summaries = summarise_bench(result, euro_per_rank_hour=euro_per_rank_hour)
     parts: list[RenderableType] = []
     if other is not None:
-        later = summarise_bench(other, euro_per_rank_hour=euro_per_rank_hour)
-        parts += [*_changes(compare_results(summaries, later)), Text()]
-        summaries, result = later, other
+        parts += [*_changes(compare_results(result, other)), Text()]
+        result = other
+    summaries = summarise_bench(result, euro_per_rank_hour=euro_per_rank_hour)
     for summary in summaries:
         parts += [*_cell(summary), Text()]
     parts += [Text("Times plain DDP's speed", "bold"), _matrix(speedup_matrix(summaries))]
     if line := prediction(summaries):
         parts.append(Text(line))
     parts += [Text(f"- {note}", "dim") for note in bench_notes()]
-    return Group(*parts, Text(bench_setting(result), "dim"))
+    facts = ", ".join(f"{name} {value}" for name, value in bench_facts(result).items())
+    return Group(*parts, Text(f"{bench_intro(result)} {facts}.", "dim"))
 
 
 def _cell(summary: CellSummary) -> list[RenderableType]:
@@ -85,19 +89,14 @@ def _entry(entry: Entry | None) -> Text:
 
 
 def _changes(changes: Changes) -> list[RenderableType]:
-    table = Table(title="From the first result to the second", title_justify="left")
-    table.add_column("Cell and mode")
-    for heading in ("Before, ms", "After, ms", "Step, %", "Sent, %", "Validation loss"):
-        table.add_column(heading, justify="right")
-    table.add_column("Step is")
-    for change in changes.changes:
-        table.add_row(
-            f"{change.cell}: {change.mode}",
-            *change_texts(change),
-            change.verdict,
-        )
-    return [table, *_lines(changes.unmatched)]
-
-
-def _lines(lines: Sequence[str]) -> list[RenderableType]:
-    return [Text(line) for line in lines]
+    parts: list[RenderableType] = [Text("From the first result to the second", "bold")]
+    for title, rows in changes.cells.items():
+        table = Table(title=title, title_justify="left", title_style="")
+        table.add_column("Mode")
+        for heading in CHANGE_HEADINGS:
+            table.add_column(heading, justify="right", no_wrap=True)
+        table.add_column("Step is")
+        for change in rows:
+            table.add_row(change.mode, *change_texts(change), change.verdict)
+        parts.append(table)
+    return [*parts, *(Text(line) for line in changes.remarks)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from statistics import median
 
@@ -93,14 +94,20 @@ def _losses(summary: CellSummary) -> str:
     if not base:
         return ""
     goal = base[-1].loss
+    if not math.isfinite(goal):
+        return "Plain DDP's validation loss DIVERGED: losses say nothing here."
     worse = [
-        f"{m.mode.label} ({n.validation.loss - goal:+.3f})"
+        f"{m.mode.label} ({_more(n.validation.loss - goal)})"
         for m, n in summary.ranked()
         if m.mode.family == "gradwire"
         and n.validation is not None
-        and n.validation.loss > goal * (1 + TOLERANCE)
+        and not n.validation.loss <= goal * (1 + TOLERANCE)
     ]
     return f"LOSES in validation loss against plain DDP: {', '.join(worse)}." if worse else ""
+
+
+def _more(loss: float) -> str:
+    return f"{loss:+.3f}" if math.isfinite(loss) else "diverged"
 
 
 def _torn(ranked: list[_Ranked]) -> str:

@@ -202,15 +202,28 @@ def cell_setting(cell: Cell) -> str:
     )
 
 
-def bench_setting(result: BenchResult) -> str:
-    """Say in one line where and how a bench ran."""
-    where = result.environment
-    asked = "".join(f", {name.replace('_', ' ')} {v}" for name, v in result.settings.items())
+def bench_intro(result: BenchResult) -> str:
+    """Say in one line how much was measured, and when."""
+    modes = len({mode.mode for cell in result.cells for mode in cell.modes})
+    cells = f"{len(result.cells)} cell" + "s" * (len(result.cells) != 1)
     return (
-        f"gradwire {where.gradwire}, torch {where.torch}, Python {where.python}, "
-        f"{where.processor}, {where.cores} cores, {where.platform}{asked}. "
+        f"{cells}, {modes} ways to exchange gradients. "
         f"Started {result.started}, took {result.wall_s:.0f} s."
     )
+
+
+def bench_facts(result: BenchResult) -> dict[str, str]:
+    """Return the settings and the environment by name."""
+    where = result.environment
+    asked = {name.replace("_", " "): str(value) for name, value in result.settings.items()}
+    return {
+        **asked,
+        "gradwire": where.gradwire,
+        "torch": where.torch,
+        "Python": where.python,
+        "processor": f"{where.processor}, {where.cores} cores",
+        "platform": where.platform,
+    }
 
 
 def bench_notes() -> list[str]:
