@@ -40,12 +40,14 @@ from gradwire.spec import (
 
 if TYPE_CHECKING:
     from gradwire.integrations.ddp import attach, find_ddp
+    from gradwire.integrations.overlap import overlap
 
     __version__: str
 
 _LOADED_ON_USE = {
     "attach": "gradwire.integrations.ddp",
     "find_ddp": "gradwire.integrations.ddp",
+    "overlap": "gradwire.integrations.overlap",
 }
 
 
@@ -87,5 +89,6 @@ __all__ = [
     "attach",
     "find_ddp",
     "load_plan",
+    "overlap",
     "parse_reducer",
 ]

@@ -35,6 +35,7 @@ PUBLIC = {
     "attach",
     "find_ddp",
     "load_plan",
+    "overlap",
     "parse_reducer",
 }
 TORCH_FREE = ("gradwire", "gradwire.cli", "gradwire.plan", "gradwire.report")
