@@ -15,7 +15,7 @@ from gradwire.report.results import BenchResult
 TINY = ["--models", "sleep:0.3:2:4:3", "--ranks", "2", "--rates", "1Gbit/s", "--rounds", "2"]
 TINY += ["--steps", "2"]
 HOOKS = ["none", "none@0.2", "fp16@0.2", "bf16@0.2", "powersgd1@1000", "powersgd2@1000"]
-PLANS = ["gradwire:int4@0.2", "gradwire:topk:0.01", "gradwire:low_rank@0.2"]
+PLANS = ["gradwire:int4@0.2", "gradwire:topk:0.01", "gradwire:low_rank@0.2", "overlap:int4"]
 
 
 def bench(*args: str, folder: Path) -> subprocess.CompletedProcess[str]:

@@ -57,12 +57,12 @@ def measure_cell(job: CellJob, watch: Watch) -> tuple[Cell, str]:
 
 def _launch(job: CellJob, collector: CellCollector, watch: Watch) -> None:
     with ExitStack() as stack:
-        place = None
+        command, place = list(WORKER), None
         if job.network == "lab":
             rate = math.inf if job.rate_bytes_per_s is None else job.rate_bytes_per_s
             network = stack.enter_context(Network(job.ranks, rate, latency_s=job.latency_s))
-            place = _places(network)
-        workers = stack.enter_context(Workers(job, WORKER, place))
+            command, place = network.launched(WORKER), _places(network)
+        workers = stack.enter_context(Workers(job, command, place))
         load = ForeignLoad(workers.process_ids)
         for rank, event in workers.events():
             collector.add(rank, event)
@@ -76,8 +76,4 @@ def _launch(job: CellJob, collector: CellCollector, watch: Watch) -> None:
 
 
 def _places(network: Network) -> Callable[[int], Place]:
-    def place(rank: int) -> Place:
-        entered = partial(network.entered, rank)
-        return Place(network.variables(rank), entered, network.prioritise)
-
-    return place
+    return lambda rank: Place(network.variables(rank), partial(network.entered, rank))

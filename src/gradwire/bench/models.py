@@ -183,16 +183,16 @@ class RowStep(torch.optim.Optimizer):
 
     def __init__(self, module: nn.Module) -> None:
         super().__init__(module.parameters(), {})
-        self._steps = 0
 
     @torch.no_grad()
     def step(self, closure: object = None) -> None:  # type: ignore[override]
-        """Subtract the gradient of the next row."""
+        """Subtract the gradient of each matrix's next row."""
         for group in self.param_groups:
             for weight in group["params"]:
-                row = self._steps % len(weight)
+                steps = self.state[weight].setdefault("steps", 0)
+                row = steps % len(weight)
                 weight[row] -= weight.grad[row]
-        self._steps += 1
+                self.state[weight]["steps"] = steps + 1
 
 
 class Sleeper:

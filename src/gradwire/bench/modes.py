@@ -36,12 +36,18 @@ MODES = {
     "torchft": Known("torchft", "hook", "torchft's DDP and Manager (extra: baselines)"),
     "hivemind": Known("hivemind", "hook", "hivemind's GradientAverager (extra: baselines)"),
 }
-"""Modes besides `gradwire:PLAN`; all take `@MB`, the size of DDP's buckets."""
+"""Modes without a plan."""
+
+PLANNED = {
+    "gradwire": Known("gradwire", "gradwire", "gradwire.attach, with a plan file or short name"),
+    "overlap": Known("overlap", "gradwire", "gradwire.overlap, which goes without DDP"),
+}
+"""Modes with a plan: `gradwire:int4`."""
 
 DEFAULT_MODES = ",".join(
     (
         *("nosync", "none", "none@5", "fp16@5", "bf16@5", "powersgd1@1000"),
-        *("gradwire:int6@5", "gradwire:int4@5", "gradwire:int2@5"),
+        *("gradwire:int6@5", "gradwire:int4@5", "gradwire:int2@5", "overlap:int4"),
     )
 )
 
@@ -50,7 +56,7 @@ def parse_mode(text: str) -> Method:
     """Read a mode: a name, and after `@` the size of DDP's buckets in MiB.
 
     Args:
-        text: One of `MODES`, or `gradwire:` and a short name or plan file.
+        text: One of `MODES`, or of `PLANNED` with a colon and a short name or file.
 
     Raises:
         UnknownIdError: No such mode or plan.
@@ -67,12 +73,15 @@ def parse_mode(text: str) -> Method:
     cap_mb = _bucket_cap_mb(text, size)
     suffix = f", {size} MiB buckets" if size and cap_mb != ONE_BUCKET_MB else ""
     kind, _, plan = name.partition(":")
-    if kind == "gradwire" and plan:
+    if kind in PLANNED and plan:
         load_plan(plan)
         short = Path(plan).stem if plan.endswith(".json") else plan
-        return Method(text, f"gradwire {short}{suffix}", "gradwire", cap_mb, plan)
+        hook = None if kind == "gradwire" else kind
+        label = f"{PLANNED[kind].label} {short}{suffix}"
+        return Method(text, label, "gradwire", cap_mb, plan, hook)
     if name not in MODES:
-        raise UnknownIdError("mode", text, [*MODES, "gradwire:PLAN", "each of them with @MB"])
+        planned = [f"{kind}:PLAN" for kind in PLANNED]
+        raise UnknownIdError("mode", text, [*MODES, *planned, "each of them with @MB"])
     known = MODES[name]
     hook = None if name == "none" else name
     return Method(text, f"{known.label}{suffix}", known.family, cap_mb, hook=hook)

@@ -77,6 +77,17 @@ def _admit(job: CellJob, mode: Method, task: tasks.Task, rank: int) -> _Mode | s
     return next((r for r in reasons if r is not None), None) or started
 
 
+def _with_waits(times: StepTimes, wait_s: float, overlap_s: float) -> StepTimes:
+    """Take what forward waited out of it; backward then waits for nothing."""
+    return StepTimes(
+        forward_s=max(0.0, times.forward_s - wait_s),
+        backward_s=times.backward_s + times.exposed_s,
+        exposed_s=min(wait_s, times.forward_s),
+        optimiser_s=times.optimiser_s,
+        overlap_s=overlap_s,
+    )
+
+
 def _reason(error: Exception) -> str:
     """Say in a line what was raised, and where if it says nothing itself."""
     if str(error):
@@ -107,7 +118,7 @@ class _Mode:
         if job.network != "lab":
             rate = math.inf if job.rate_bytes_per_s is None else job.rate_bytes_per_s
             link = Link(rate, job.latency_s)
-        self._exchange: Exchange = wrap(mode, self._module, link)
+        self._exchange: Exchange = wrap(mode, self._module, self._optimiser, link)
         self._clock = BackwardClock(self._module)
         self._steps_done = 0
         self._elapsed_s = 0.0
@@ -144,6 +155,8 @@ class _Mode:
             exposed_s=backward_end_s - self._clock.last_ready_s,
             optimiser_s=end_s - backward_end_s,
         )
+        if exchange.waits is not None:
+            times = _with_waits(times, *exchange.waits())
         return _Took(times, exchange.take_sent_bytes())
 
     def run_round(self, number: int, tell: Tell) -> None:

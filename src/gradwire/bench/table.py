@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from rich.table import Table
 
-from gradwire.bench.modes import MODES
+from gradwire.bench.modes import MODES, PLANNED
 from gradwire.bench.settings import ACCELERATOR, MODELS
 
 
@@ -25,5 +25,6 @@ def render_modes() -> Table:
     grid.title_justify = "left"
     for name, known in MODES.items():
         grid.add_row(name, known.note)
-    grid.add_row("gradwire:PLAN", "gradwire.attach with a plan file or short name, as int4")
+    for name, known in PLANNED.items():
+        grid.add_row(f"{name}:PLAN", known.note)
     return grid

@@ -128,9 +128,7 @@ class Line:
             sent: Called when the last byte was handed to the network.
         """
         with self._changed:
-            heapq.heappush(
-                self._queue, Message(priority, next(self._serial), tag, data, 0, sent)
-            )
+            heapq.heappush(self._queue, Message(priority, next(self._serial), tag, data, 0, sent))
             self._changed.notify()
 
     def receive(self, tag: int, data: memoryview, arrived: Callable[[], None]) -> None:

@@ -34,9 +34,9 @@ class Exchange:
         finish: Runs after backward, before the optimiser.
         wait: Runs after the optimiser of the last step, before parameters
             are looked at.
-        take_exposed_s: Returns how long the last step's computation waited for
-            gradients, where that is not just from the last gradient until
-            backward's end.
+        waits: Returns how long the last step's forward waited for gradients,
+            and how long transfers ran under computation, where gradients may
+            arrive after backward.
     """
 
     module: nn.Module
@@ -44,7 +44,7 @@ class Exchange:
     close: Callable[[], None] = nothing
     finish: Callable[[], None] = nothing
     wait: Callable[[], None] = nothing
-    take_exposed_s: Callable[[], float] | None = None
+    waits: Callable[[], tuple[float, float]] | None = None
 
 
 def wrap(method: Method, module: nn.Module, link: Link | None) -> Exchange:

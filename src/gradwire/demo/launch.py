@@ -49,12 +49,10 @@ class Place(NamedTuple):
     Attributes:
         variables: Added to its environment.
         entered: Makes a context in which its process is started.
-        started: Is given the number of its process.
     """
 
     variables: Mapping[str, str]
     entered: Callable[[], AbstractContextManager[None]] = contextlib.nullcontext
-    started: Callable[[int], None] = lambda _: None
 
 
 class WorkerError(GradwireError, RuntimeError):
@@ -181,7 +179,6 @@ class Workers:
                 start_new_session=True,
             )
         self._processes.append(process)
-        place.started(process.pid)
         assert process.stdin is not None
         process.stdin.write(self._job.to_json() + "\n")
         process.stdin.flush()

@@ -284,7 +284,9 @@ class Overlap:
         turns = saved.get("turns", {})
         for layer in self._layers:
             layer.turns = int(turns.get(layer.name, self._step))
-        self._schemes.restore({n: reducer_from_dict(d) for n, d in saved.get("reducers", {}).items()})
+        self._schemes.restore(
+            {n: reducer_from_dict(d) for n, d in saved.get("reducers", {}).items()}
+        )
         self._talk.forget()
         self._last_marked.clear()
         self._record = None
@@ -445,7 +447,7 @@ class Overlap:
         for turn in self._last_marked.get(number, turns):
             assert turn.exchange is not None, "marked turns have one"
             self._guarded(str(turn), turn.exchange.done)
-            total += turn.exchange.measured.norm ** 2
+            total += turn.exchange.measured.norm**2
         self._last_marked[number] = list(turns)
         factor = limit / (math.sqrt(total) + 1e-6)
         return min(1.0, factor) if math.isfinite(factor) else 1.0

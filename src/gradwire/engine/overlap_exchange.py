@@ -106,7 +106,9 @@ class LayerExchange:
         worker.submit(self._prepare(), self._finish_one, priority)
         for i, (reducer, part) in enumerate(self.scheme.chunks):
             channel = Channel(traced, number + i, scratch)
-            worker.submit(self._timed(self._reduce(reducer, part, channel)), self._finish_one, priority)
+            worker.submit(
+                self._timed(self._reduce(reducer, part, channel)), self._finish_one, priority
+            )
 
     def _residual(self, slot: Slot) -> Tensor:
         assert self._state.residual is not None

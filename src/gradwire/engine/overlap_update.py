@@ -67,7 +67,9 @@ class Updater:
                 "unset: layers are updated one by one; work after the step needs synchronize()",
             )
         if getattr(optimizer, "found_inf", None) is not None:
-            raise SpecError("GradScaler", "used", "possible: gradients have left already; use bfloat16")
+            raise SpecError(
+                "GradScaler", "used", "possible: gradients have left already; use bfloat16"
+            )
         known = sum(len(group["params"]) for group in optimizer.param_groups)
         if known != len(self._places):
             raise SpecError(
@@ -77,7 +79,9 @@ class Updater:
             )
         if any(p.grad is not None for p in self._frozen):
             raise SpecError(
-                "frozen parameters", "unfrozen", "as they were when overlap was called: call it after"
+                "frozen parameters",
+                "unfrozen",
+                "as they were when overlap was called: call it after",
             )
 
     def groups(self) -> Groups:

@@ -20,12 +20,13 @@ from typing import Self
 from gradwire.errors import CommandError, SpecError
 from gradwire.lab.counters import InterfaceBytes
 from gradwire.lab.latency import DelayLine, LatencyBy, has_netem
+from gradwire.lab.launch import launched
 from gradwire.lab.line import Line
 from gradwire.lab.namespace import Namespace, missing
 from gradwire.lab.playback import Playback
 from gradwire.lab.probe import LineCheck, check_lines
 from gradwire.lab.script import RateChange, RateScript
-from gradwire.lab.workers import Workers, prioritise
+from gradwire.lab.workers import Workers
 
 __all__ = ["Network", "missing"]
 
@@ -182,13 +183,13 @@ class Network:
         with self._line(rank).inside.entered():
             yield
 
-    def prioritise(self, process_id: int) -> None:
-        """Give a process that leads its session the priority of the workers.
+    def launched(self, command: Sequence[str]) -> list[str]:
+        """Return the command line that runs a command as a worker of this network.
 
-        Raises:
-            CommandError: It is not permitted.
+        To be started within `entered`, with `start_new_session`: it dies with
+        the thread that starts it, and has the workers' priority.
         """
-        prioritise(process_id, self._nice)
+        return launched(command, self._nice)
 
     def limit(self, rate_bytes_per_s: float, rank: int | None = None) -> None:
         """Set the rate of a line, or of all, while workers run.
