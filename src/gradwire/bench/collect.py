@@ -6,13 +6,16 @@ from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from gradwire.bench.events import Refused, RoundDone, RoundStarted
+from gradwire.bench.events import Profiled, Refused, RoundDone, RoundStarted
+from gradwire.bench.predict import predict
 from gradwire.bench.settings import CellJob
 from gradwire.demo.events import Event, Finished, MethodDone, MethodStarted, Validated
 from gradwire.demo.settings import Method
+from gradwire.hardware import Hardware
 from gradwire.plan import load_plan
 from gradwire.report.model import Validation
 from gradwire.report.results import Cell, ModeResult, Round
+from gradwire.workload import Workload
 
 
 @dataclass(slots=True)
@@ -28,6 +31,7 @@ class CellCollector:
     num_parameters: int = 0
     torch: str = ""
     reasons: dict[str, str] = field(default_factory=dict)
+    profile: Profiled | None = None
     _rounds: dict[tuple[str, int], dict[int, RoundDone]] = field(
         default_factory=lambda: defaultdict(dict)
     )
@@ -47,6 +51,8 @@ class CellCollector:
                 self.current = event.method
             case RoundDone():
                 self._rounds[event.method, event.number][rank] = event
+            case Profiled() if rank == 0:
+                self.profile = event
             case Refused():
                 self.reasons[event.method] = event.reason
             case Validated():
@@ -68,7 +74,7 @@ class CellCollector:
             broken: Reasons of those that ended their launch.
         """
         reasons = {**self.reasons, **broken}
-        return Cell(
+        cell = Cell(
             model=job.model,
             ranks=job.ranks,
             rate_bytes_per_s=job.rate_bytes_per_s,
@@ -78,6 +84,11 @@ class CellCollector:
             num_parameters=self.num_parameters,
             settings=job.settings(),
         )
+        if self.profile is None:
+            return cell
+        workload = Workload.from_json(self.profile.workload)
+        hardware = Hardware.from_json(self.profile.hardware)
+        return predict(cell, job.modes, workload, hardware)
 
     def _mode(self, mode: Method, reason: str | None) -> ModeResult:
         plan = load_plan(mode.plan).to_json() if mode.family == "gradwire" else None

@@ -46,3 +46,11 @@ class Refused(Event):
 
     method: str
     reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Profiled(Event):
+    """What predictions are made from, as JSON."""
+
+    workload: str
+    hardware: str

@@ -13,8 +13,9 @@ import torch
 import torch.distributed as dist
 
 from gradwire.bench import models
-from gradwire.bench.events import Refused, RoundDone, RoundStarted
+from gradwire.bench.events import Profiled, Refused, RoundDone, RoundStarted
 from gradwire.bench.exchange import wrap
+from gradwire.bench.profile import measure_inputs
 from gradwire.bench.settings import LEAST_STEPS, WARMUP_STEPS, CellJob
 from gradwire.comm.shaped import Link
 from gradwire.demo import tasks
@@ -55,6 +56,8 @@ def run_cell(job: CellJob, rank: int, rendezvous: str, tell: Tell) -> None:
         else:
             tell(MethodStarted(mode.name, started.num_parameters))
             running.append(started)
+    workload, hardware = measure_inputs(job, task, rank)
+    tell(Profiled(workload.to_json(), hardware.to_json()))
     for number in range(job.rounds):
         for one in running:
             one.run_round(number, tell)

@@ -133,6 +133,8 @@ class Cell:
         latency_s: One way.
         network: Really limited (`"lab"`), made to last (`"shaped"`), or neither.
         settings: What was asked for, in the bench's words.
+        inputs: What predictions were made from, as JSON: `"workload"` and
+            `"hardware"`.
     """
 
     model: str
@@ -143,6 +145,7 @@ class Cell:
     modes: tuple[ModeResult, ...]
     num_parameters: int = 0
     settings: Mapping[str, Any] = field(default_factory=dict)
+    inputs: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def name(self) -> str:
