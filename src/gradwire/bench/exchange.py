@@ -6,6 +6,7 @@ import torch
 from torch import nn
 
 import gradwire
+from gradwire.bench.packages import wrap_package
 from gradwire.comm.shaped import Link
 from gradwire.demo import exchange
 from gradwire.demo.exchange import Exchange
@@ -29,6 +30,8 @@ def wrap(
             return Exchange(module, lambda: 0)
         case "overlap":
             return _overlap(gradwire.overlap(module, optimiser, mode.plan, link=link), module)
+        case "torchft" | "hivemind":
+            return wrap_package(mode.hook, module, link)
         case _:
             return exchange.wrap(mode, module, link)
 

@@ -14,9 +14,8 @@ from gradwire.sim.run import simulate
 from gradwire.workload import BUCKET_BYTES, Layer, Workload
 
 _MIB = 1 << 20
-_BY_HOOK = {None: "none", "fp16": "bf16", "bf16": "bf16", "powersgd1": "low_rank:1"}
-_BY_HOOK |= {"powersgd2": "low_rank:2"}
-"""Plans that send what PyTorch's hooks send."""
+_BY_HOOK = {None: "none", "fp16": "bf16", "bf16": "bf16"}
+"""Plans that send what PyTorch's hooks send; its PowerSGD computes otherwise than ours."""
 
 
 def plan_of(mode: Method) -> Plan | None:

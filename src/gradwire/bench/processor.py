@@ -14,7 +14,7 @@ class ForeignLoad:
     What the kernel does for the network belongs to nobody, and is not counted.
 
     Args:
-        process_ids: Our processes besides this one.
+        process_ids: Leaders of our sessions; this process is ours too.
 
     Example:
         >>> 0 <= ForeignLoad([]).cores() <= (os.cpu_count() or 1)
@@ -22,7 +22,7 @@ class ForeignLoad:
     """
 
     def __init__(self, process_ids: Sequence[int]) -> None:
-        self._ours = [os.getpid(), *process_ids]
+        self._ours = frozenset(process_ids)
         self._start = self._read()
 
     def cores(self) -> float:
@@ -36,14 +36,15 @@ class ForeignLoad:
             return time.monotonic(), 0.0, 0.0
         tick_s = 1.0 / os.sysconf("SC_CLK_TCK")
         user, nice, system = (int(x) for x in stat.read_text(encoding="ascii").split()[1:4])
-        own = sum(map(_ticks, self._ours))
+        own = sum(map(self._ticks, Path("/proc").glob("[0-9]*/stat")))
         return time.monotonic(), (user + nice + system) * tick_s, own * tick_s
 
-
-def _ticks(process_id: int) -> int:
-    try:
-        text = Path(f"/proc/{process_id}/stat").read_text(encoding="ascii", errors="replace")
-    except OSError:  # it has ended
-        return 0
-    fields = text.rpartition(")")[2].split()
-    return int(fields[11]) + int(fields[12])
+    def _ticks(self, stat: Path) -> int:
+        """Return what a process has used, 0 if it is not ours."""
+        try:
+            text = stat.read_text(encoding="ascii", errors="replace")
+        except OSError:  # it has ended
+            return 0
+        fields = text.rpartition(")")[2].split()
+        is_ours = int(fields[3]) in self._ours or int(stat.parent.name) == os.getpid()
+        return int(fields[11]) + int(fields[12]) if is_ours else 0

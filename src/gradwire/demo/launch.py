@@ -143,9 +143,11 @@ class Workers:
             yield rank, event
 
     def close(self) -> None:
-        """Kill what still runs and wait for it. Can be called twice."""
+        """Kill what still runs, and what it started. Can be called twice."""
         for process in self._processes:
-            process.kill()
+            if process.returncode is None:
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(process.pid, signal.SIGKILL)
         for process in self._processes:
             process.wait()
             for stream in (process.stdin, process.stdout):

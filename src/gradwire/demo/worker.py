@@ -24,7 +24,9 @@ def _private_stdout() -> TextIO:
 
 def _end_with_parent() -> None:
     """Exit at once when standard input closes: the parent has ended, however it did."""
-    sys.stdin.read()
+    # Not sys.stdin.read(): it would hold a lock that processes forked meanwhile wait for.
+    while os.read(0, 4096):
+        pass
     os._exit(1)
 
 
