@@ -15,8 +15,8 @@ from importlib.util import find_spec
 from typing import Any
 
 import torch.distributed as dist
-from torch._C._distributed_c10d import TCPStore
 from torch import Tensor, nn
+from torch._C._distributed_c10d import TCPStore
 
 from gradwire.comm.shaped import Link
 from gradwire.demo.exchange import Exchange
@@ -93,6 +93,7 @@ def _torchft(module: nn.Module) -> Exchange:
 
     where = _from_first(lighthouse)
     store = TCPStore(address, 0, is_master=True, wait_for_workers=False)
+    kept = [store]  # the manager only remembers where it is
     manager = Manager(
         pg=ProcessGroupGloo(timeout=timedelta(seconds=_TIMEOUT_S)),
         load_state_dict=lambda _: None,
@@ -116,6 +117,7 @@ def _torchft(module: nn.Module) -> Exchange:
         manager.shutdown(wait=False)
         for server in servers:
             server.shutdown()
+        kept.clear()
 
     return Exchange(
         _Quorum(manager, DistributedDataParallel(manager, module)), _none, close, finish
