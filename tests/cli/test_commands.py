@@ -30,9 +30,12 @@ Options:
   -h, --help  Show this message and exit.
 
 Commands:
-  bench   Compare ways to exchange gradients, over models, ranks, rates and...
-  demo    Train a small model over a slow link, once for each way to...
-  doctor  Say what can run on this machine, and the reason for each thing...
+  bench    Compare ways to exchange gradients, over models, ranks, rates...
+  demo     Train a small model over a slow link, once for each way to...
+  doctor   Say what can run on this machine, and the reason for each thing...
+  measure  Measure how fast this machine encodes, and how fast its links are.
+  plan     Choose what each bucket sends, from measured costs.
+  report   Show what `gradwire bench` or `gradwire demo --json` has measured.
 """,
     )
 
@@ -77,6 +80,7 @@ Usage: gradwire doctor [OPTIONS]
 
 Options:
   --json      Print JSON instead of a table.
+  --selftest  Compare every kernel with the reference.
   -h, --help  Show this message and exit.
 """,
     )
