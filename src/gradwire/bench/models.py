@@ -1,4 +1,4 @@
-"""The models of the bench, beside the demo's: each a task, a function of the seed."""
+"""The models of the bench beside the demo's: each a function of the seed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Asks the simulator how long the steps of a measured cell should take. No torch here."""
+"""Predicts the steps of a measured cell by simulation. No torch here."""
 
 from __future__ import annotations
 

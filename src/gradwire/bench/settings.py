@@ -1,4 +1,4 @@
-"""What a bench measures: models, the matrix of cells, each cell's job. No torch here."""
+"""What a bench measures: models, cells, the job of each. No torch here."""
 
 from __future__ import annotations
 
