@@ -99,11 +99,11 @@ def _builder(model, optimizer):
     ("name", "optimizer", "world_size", "steps"),
     [
         ("residual", _sgd, 2, 300),
-        ("residual", _adamw, 3, 150),
+        ("residual", _adamw, 3, 60),
         ("language", _adamw, 2, 100),
-        ("language", _sgd, 3, 30),
+        ("language", _sgd, 3, 20),
         ("convolutions", _adamw, 2, 200),
-        ("convolutions", _sgd, 3, 60),
+        ("convolutions", _sgd, 3, 40),
     ],
 )
 def test_weights_are_those_of_plain_training(name, optimizer, world_size, steps):
