@@ -13,8 +13,9 @@ from torch.optim.optimizer import ParamsT
 
 from gradwire.comm.base import Mailbox
 from gradwire.engine.stats import StepStats
-from gradwire.optim.base import MomentumOptimizer, Update, direction
+from gradwire.optim.base import MomentumOptimizer
 from gradwire.optim.exchange import ExchangeOptions
+from gradwire.optim.moments import Update, direction
 from gradwire.optim.warmup import Warmup
 from gradwire.plan import Plan
 from gradwire.spec import ReducerSpec

@@ -13,8 +13,9 @@ from torch.optim.optimizer import ParamsT
 from gradwire.comm.base import Mailbox
 from gradwire.engine.stats import StepStats
 from gradwire.errors import SpecError
-from gradwire.optim.base import MomentumOptimizer, Update, direction, take_gradient
+from gradwire.optim.base import MomentumOptimizer
 from gradwire.optim.exchange import ExchangeOptions
+from gradwire.optim.moments import Update, direction, take_gradient
 from gradwire.optim.warmup import Warmup
 from gradwire.plan import Plan
 from gradwire.spec import ReducerSpec
