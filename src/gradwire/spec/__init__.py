@@ -27,6 +27,7 @@ from gradwire.spec.codecs import (
 )
 from gradwire.spec.data import reducer_from_dict, to_dict
 from gradwire.spec.fields import check_number, check_whole
+from gradwire.spec.hierarchical import Hierarchical
 from gradwire.spec.names import codec_name, parse_reducer, spec_key, spec_name
 from gradwire.spec.reducers import (
     MAX_STRETCH,
@@ -37,6 +38,7 @@ from gradwire.spec.reducers import (
     sent_bytes,
     stretches,
 )
+from gradwire.spec.shared_scale import SharedScale
 
 __all__ = [
     "CODEC_SPECS",
@@ -50,9 +52,11 @@ __all__ = [
     "Entry",
     "Float",
     "FloatFormat",
+    "Hierarchical",
     "LowRank",
     "Quantize",
     "ReducerSpec",
+    "SharedScale",
     "Sign",
     "Sparse",
     "Transfer",

@@ -27,7 +27,15 @@ FLOAT_BYTES: dict[str, int] = {
 _SCALED = {"float16", "float8_e4m3", "float8_e5m2"}
 
 
-def _check_block_size(owner: str, block_size: int) -> None:
+def check_block_size(owner: str, block_size: int) -> None:
+    """Make sure that blocks are made of whole packing groups.
+
+    Raises:
+        SpecError: They are not.
+
+    Example:
+        >>> check_block_size("Quantize", 256)
+    """
     check_whole(f"{owner}.block_size", block_size, 0)
     if block_size < GROUP or block_size % GROUP or block_size > 1 << 16:
         raise SpecError(f"{owner}.block_size", block_size, f"a multiple of {GROUP} up to {1 << 16}")
@@ -58,7 +66,7 @@ class Float:
     def __post_init__(self) -> None:
         if self.format not in FLOAT_BYTES:
             raise SpecError("Float.format", self.format, "one of: " + ", ".join(FLOAT_BYTES))
-        _check_block_size("Float", self.block_size)
+        check_block_size("Float", self.block_size)
 
     @property
     def is_scaled(self) -> bool:
@@ -90,7 +98,7 @@ class Quantize:
         check_whole("Quantize.bits", self.bits, 1, MAX_BITS)
         if self.rounding not in ("stochastic", "nearest"):
             raise SpecError("Quantize.rounding", self.rounding, "one of: stochastic, nearest")
-        _check_block_size("Quantize", self.block_size)
+        check_block_size("Quantize", self.block_size)
 
     @property
     def is_contraction(self) -> bool:
@@ -121,7 +129,7 @@ class Sign:
     block_size: int = 1024
 
     def __post_init__(self) -> None:
-        _check_block_size("Sign", self.block_size)
+        check_block_size("Sign", self.block_size)
 
     def num_bytes(self, numels: Sequence[int]) -> int:
         """Size of the payload: one float32 scale a block, then sign bits."""

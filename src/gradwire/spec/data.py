@@ -9,6 +9,13 @@ from gradwire.errors import SpecError
 from gradwire.registry import Registry
 from gradwire.spec.base import CODEC_SPECS, REDUCER_SPECS, CodecSpec, ReducerSpec
 
+_NESTED: dict[str, Registry[type[Any]]] = {
+    "codec": CODEC_SPECS,
+    "second": CODEC_SPECS,
+    "inner": REDUCER_SPECS,
+}
+"""Fields that are specs themselves."""
+
 
 def to_dict(spec: CodecSpec | ReducerSpec) -> dict[str, Any]:
     """Turn a spec into JSON-ready data.
@@ -21,7 +28,8 @@ def to_dict(spec: CodecSpec | ReducerSpec) -> dict[str, Any]:
     out: dict[str, Any] = {"id": spec.id}
     for field in fields(spec):  # type: ignore[arg-type]
         value = getattr(spec, field.name)
-        out[field.name] = to_dict(value) if isinstance(value, CodecSpec) else value
+        is_spec = isinstance(value, (CodecSpec, ReducerSpec))
+        out[field.name] = to_dict(value) if is_spec else value
     return out
 
 
@@ -49,9 +57,9 @@ def _from_dict(registry: Registry[type[Any]], data: dict[str, Any]) -> Any:  # n
     unknown = sorted(set(values) - names)
     if unknown:
         raise SpecError(f"{cls.__name__} field", unknown[0], "one of: " + ", ".join(sorted(names)))
-    for name in ("codec", "second"):
+    for name, kinds in _NESTED.items():
         if values.get(name) is not None:
-            values[name] = _from_dict(CODEC_SPECS, values[name])
+            values[name] = _from_dict(kinds, values[name])
     try:
         return cls(**values)
     except TypeError as error:
