@@ -19,6 +19,7 @@ from gradwire.spec import (
     Entry,
     LowRank,
     Quantize,
+    SharedScale,
     Transfer,
     TwoPhase,
     parse_reducer,
@@ -29,13 +30,15 @@ NAMES = (
     *("none", "bf16", "fp16", "fp8", "fp8_e5m2", "int8", "int4", "int3", "int2", "int1", "sign"),
     *("topk:0.1", "threshold:0.1", "random_k:0.1", "low_rank", "low_rank:4"),
     *("none@broadcast", "bf16@two_phase", "fp8@broadcast", "int4@broadcast", "sign@broadcast"),
-    *("int4@hierarchical:1", "int4@hierarchical:4"),
+    *("int4@hierarchical:1", "int4@hierarchical:4", "int8@shared_scale", "int3@shared_scale"),
 )
 SPECS = {name: parse_reducer(name) for name in NAMES} | {
     "int4 nearest": TwoPhase(Quantize(4, rounding="nearest")),
     "int4 long blocks": TwoPhase(Quantize(4, block_size=1024)),
     "int4 without feedback": TwoPhase(Quantize(4), feedback=False),
     "int4@broadcast without feedback": Broadcast(Quantize(4), feedback=False),
+    "int5 shared, 32 bits": SharedScale(5, "int32", 512),
+    "int5 shared without feedback": SharedScale(5, feedback=False),
     "low_rank without feedback": LowRank(2, feedback=False),
     "low_rank without warm start": LowRank(2, warm_start=False),
 }

@@ -86,6 +86,7 @@ REFUSED = [
     (lambda: parse_reducer("int4@hierarchical:1.5"), "Hierarchical.ranks_per_node=1.5"),
     (lambda: parse_reducer("low_rank@hierarchical:2"), "Hierarchical.inner=LowRank.* works on sha"),
     (lambda: parse_reducer("none@hierarchical:2@hierarchical:2"), "Hierarchical.inner=Hierarchi"),
+    (lambda: parse_reducer("fp8@shared_scale@hierarchical:2"), "Hierarchical.inner=.*sums are for"),
     (lambda: Hierarchical(AllReduce(), 2, "float16"), "Hierarchical.format='float16' is not one"),
     (lambda: Hierarchical("int4", 2), "Hierarchical.inner='int4' is not a reducer spec"),
     (lambda: parse_reducer("sign@shared_scale"), "codec of shared_scale=Sign.* can be summed"),

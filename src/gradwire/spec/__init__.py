@@ -35,6 +35,7 @@ from gradwire.spec.reducers import (
     Broadcast,
     LowRank,
     TwoPhase,
+    even_transfers,
     sent_bytes,
     stretches,
 )
@@ -64,6 +65,7 @@ __all__ = [
     "check_number",
     "check_whole",
     "codec_name",
+    "even_transfers",
     "parse_reducer",
     "reducer_from_dict",
     "sent_bytes",

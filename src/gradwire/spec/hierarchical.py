@@ -48,6 +48,9 @@ class Hierarchical:
         if not is_spec or isinstance(self.inner, (LowRank, Hierarchical)):
             allowed = "a reducer spec that works on shards of parameters, such as TwoPhase(...)"
             raise SpecError("Hierarchical.inner", self.inner, allowed)
+        if getattr(self.inner, "is_float", False):
+            allowed = "one whose sums are formed by ranks: back ends sum over all of them"
+            raise SpecError("Hierarchical.inner", self.inner, allowed)
         if self.ranks_per_node is not None:
             check_whole("Hierarchical.ranks_per_node", self.ranks_per_node, 1)
         if self.format not in ("float32", "bfloat16"):
