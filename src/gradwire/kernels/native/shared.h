@@ -4,7 +4,12 @@
 
 namespace GW_LEVEL {
 
-typedef int8_t Bytes __attribute__((vector_size(8)));
+typedef int8_t Bytes __attribute__((vector_size(32)));
+#ifdef __clang__
+#define GW_SHUFFLE_BYTES(v, ...) __builtin_shufflevector(v, v, __VA_ARGS__)
+#else
+#define GW_SHUFFLE_BYTES(v, ...) __builtin_shuffle(v, Bytes{__VA_ARGS__})
+#endif
 
 template <Feedback F>
 void shared_peaks_of(const EncodeJob& job, int32_t* peaks) {
@@ -22,33 +27,40 @@ static void shared_peaks(const EncodeJob& job, int32_t* peaks) {
   else shared_peaks_of<Feedback::kNone>(job, peaks);
 }
 
-// One row of 8 values.
 template <Feedback F>
-GW_INLINE void shared_row(const float* x, float* e, const Block& b, Words u, int fraction, int8_t* out) {
+GW_INLINE Words shared_row(const float* x, float* e, const Block& b, Words u, int fraction) {
   const Floats v = owed<F>(x, e);
   const Floats fixed = v * splat(b.lift) * splat(b.inverse) + splat(kRoundingShift);
   const Ints level = ((Ints)fixed - splat_ints(kRoundingBits) + (Ints)u) >> fraction;
   keep<F>(e, v, to_floats(level) * splat(b.scale), splat(0));
-  const Bytes narrow = __builtin_convertvector(level, Bytes);
-  memcpy(out, &narrow, 8);
+  return (Words)level & splat_words(0xff);
 }
 
+// 4 rows of 8 values. Byte k of lane l is the level of row k; in memory rows follow each other.
 template <Feedback F>
-GW_OUTLINE void shared_block(const float* x, float* e, int64_t numel, const Block& b, int fraction, int8_t* out) {
-  Words counters = first_counters(b.key, 0), random = splat_words(0);
+GW_INLINE void shared_rows(const float* x, float* e, const Block& b, Words& counters, int fraction, int8_t* out) {
+  const Words mask = splat_words((1u << fraction) - 1), step = splat_words(8 * kGolden32);
+  const Words first = hash(counters), second = hash(counters + step);
+  counters += step + step;
+  const Words rows = shared_row<F>(x, e, b, first & mask, fraction) |
+                     shared_row<F>(x + 8, at<F>(e, 8), b, first >> (32 - fraction), fraction) << 8 |
+                     shared_row<F>(x + 16, at<F>(e, 16), b, second & mask, fraction) << 16 |
+                     shared_row<F>(x + 24, at<F>(e, 24), b, second >> (32 - fraction), fraction) << 24;
+  const Bytes in_order = GW_SHUFFLE_BYTES((Bytes)rows, 0, 4, 8, 12, 16, 20, 24, 28, 1, 5, 9, 13, 17, 21, 25, 29,
+                                          2, 6, 10, 14, 18, 22, 26, 30, 3, 7, 11, 15, 19, 23, 27, 31);
+  memcpy(out, &in_order, 32);
+}
+
+template <Feedback F, int kFraction>
+GW_OUTLINE void shared_block(const float* x, float* e, int64_t numel, const Block& b, int8_t* out) {
+  Words counters = first_counters(b.key, 0);
   int64_t i = 0;
-  for (; i + 16 <= numel; i += 16, counters += splat_words(8 * kGolden32)) {
-    random = hash(counters);
-    shared_row<F>(x + i, at<F>(e, i), b, random & splat_words((1u << fraction) - 1), fraction, out + i);
-    shared_row<F>(x + i + 8, at<F>(e, i + 8), b, random >> (32 - fraction), fraction, out + i + 8);
-  }
+  for (; i + 32 <= numel; i += 32) shared_rows<F>(x + i, at<F>(e, i), b, counters, kFraction, out + i);
   if (i == numel) return;
   Padded rest;
-  int8_t levels[16];
-  Padded::fill(rest, x + i, at<F>(e, i), numel - i, 16);
-  random = hash(counters);
-  shared_row<F>(rest.x, rest.e, b, random & splat_words((1u << fraction) - 1), fraction, levels);
-  shared_row<F>(rest.x + 8, rest.e + 8, b, random >> (32 - fraction), fraction, levels + 8);
+  int8_t levels[32];
+  Padded::fill(rest, x + i, at<F>(e, i), numel - i, 32);
+  shared_rows<F>(rest.x, rest.e, b, counters, kFraction, levels);
   memcpy(out + i, levels, numel - i);
   if (F != Feedback::kNone) memcpy(e + i, rest.e, 4 * (numel - i));
 }
@@ -65,10 +77,11 @@ void shared_encode_of(const EncodeJob& job, const int32_t* peaks) {
       Block b = scale_to(*peaks++, (float)((1 << (job.bits - 1)) - 1));
       b.inverse *= 1 << fraction;
       b.key = block_key(seed, (uint64_t)((stretch.start + i) / job.block_size));
-      if (b.finite)
-        shared_block<F>(job.x + stretch.offset + i, at<F>(job.residual, stretch.residual_offset + i), numel, b, fraction, out);
-      else
-        memset(out, 0, numel);
+      const float* x = job.x + stretch.offset + i;
+      float* e = at<F>(job.residual, stretch.residual_offset + i);
+      if (!b.finite) memset(out, 0, numel);
+      else if (fraction == 12) shared_block<F, 12>(x, e, numel, b, out);
+      else shared_block<F, 16>(x, e, numel, b, out);
       out += numel;
     }
   }
