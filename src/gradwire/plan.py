@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -15,6 +15,7 @@ from gradwire.layout import GROUP
 from gradwire.spec import (
     AllReduce,
     Entry,
+    Hierarchical,
     ReducerSpec,
     check_whole,
     parse_reducer,
@@ -171,8 +172,11 @@ class Plan:
 
     @staticmethod
     def _unless_larger(reducer: ReducerSpec, entry: Entry, world_size: int) -> Assignment:
-        size, dense = (sent_bytes(r, [entry], world_size) for r in (reducer, DENSE))
-        if world_size > 1 and size >= dense:
+        # A hierarchy is asked for by its form; what must shrink is what it sends between nodes.
+        is_deep = isinstance(reducer, Hierarchical)
+        plain = replace(reducer, inner=DENSE) if is_deep else DENSE
+        size, dense = (sent_bytes(r, [entry], world_size) for r in (reducer, plain))
+        if world_size > 1 and size >= dense and reducer != plain:
             return Assignment(DENSE, f"would send {size} bytes, dense {dense}")
         return Assignment(reducer)
 
