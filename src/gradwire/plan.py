@@ -173,8 +173,9 @@ class Plan:
     @staticmethod
     def _unless_larger(reducer: ReducerSpec, entry: Entry, world_size: int) -> Assignment:
         # A hierarchy is asked for by its form; what must shrink is what it sends between nodes.
-        is_deep = isinstance(reducer, Hierarchical)
-        plain = replace(reducer, inner=DENSE) if is_deep else DENSE
+        plain: ReducerSpec = DENSE
+        if isinstance(reducer, Hierarchical):
+            plain = replace(reducer, inner=DENSE)
         size, dense = (sent_bytes(r, [entry], world_size) for r in (reducer, plain))
         if world_size > 1 and size >= dense and reducer != plain:
             return Assignment(DENSE, f"would send {size} bytes, dense {dense}")

@@ -38,9 +38,7 @@ def reduced(gradients, layout, world_size, channel=Hops):
         part = reducer.part(layout.slots, world_size)
         out = torch.full_like(x, torch.nan)
         group = channel(mailbox, 0)
-        complete(
-            reducer.reduce(x, part, State(None, {}), Key(0, 0, mailbox.rank), group, out)
-        )
+        complete(reducer.reduce(x, part, State(None, {}), Key(0, 0, mailbox.rank), group, out))
         return layout.values(out)
 
     return run_ranks(world_size, body)

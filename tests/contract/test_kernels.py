@@ -260,7 +260,10 @@ def test_shared_encode_matches_the_reference(bits: int) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.int8, torch.int16, torch.int32])
 @pytest.mark.parametrize("accumulate", [False, True])
-def test_shared_sum_matches_the_reference(dtype: torch.dtype, accumulate: bool) -> None:
+def test_shared_sum_matches_the_reference(
+    dtype: torch.dtype,
+    accumulate: bool,  # noqa: FBT001 - an op's argument
+) -> None:
     generator = torch.Generator().manual_seed(0)
     for numel in (0, *SIZES, 5000):
         levels = torch.randint(-30, 31, (3, numel), generator=generator, dtype=torch.int8)

@@ -62,7 +62,7 @@ def test_nodes_are_found_from_a_mesh_or_from_torchrun():
         with pytest.raises(SpecError, match=r"mesh=\[0, 1, 2, 3\] is not two dimensions"):
             gradwire.attach(DDP(mlp()), "int8@hierarchical", mesh=flat)
         os.environ["LOCAL_WORLD_SIZE"] = "2" if rank else "4"
-        with pytest.raises(RankMismatchError, match="plans .* differ"):
+        with pytest.raises(RankMismatchError, match=r"plans .* differ"):
             gradwire.attach(DDP(mlp()), "int8@hierarchical")
         del os.environ["LOCAL_WORLD_SIZE"]
         with pytest.raises(SpecError, match="LOCAL_WORLD_SIZE='' is not a number of ranks"):
@@ -79,7 +79,7 @@ def test_float8_is_not_summed_where_the_back_end_cannot():
             gradwire.attach(DDP(mlp()), "fp8@shared_scale")
         group = DistGroup(None, torch.device("cpu"))
         assert group.float8_refusal() == "ProcessGroupGloo adds up no FP8, only NCCL does"
-        with pytest.raises(CollectiveError, match="sum_float8 .*"):
+        with pytest.raises(CollectiveError, match="sum_float8"):
             complete(group.collective().sum_float8(torch.zeros(8, dtype=torch.float8_e4m3fn)))
         with pytest.raises(SpecError, match="accumulator='int8' is not wide enough: 2 ranks times"):
             gradwire.attach(DDP(mlp()), gradwire.Plan.of(narrow))

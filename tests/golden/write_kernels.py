@@ -63,7 +63,9 @@ def encode(op: str, kernel, arguments: tuple, size: int) -> dict[str, str]:
 def main() -> None:
     if PATH.exists():
         sys.exit(f"{PATH} exists; delete it by hand if the format is meant to change")
-    frozen = {name: encode(op, REFERENCE[op], args, size) for name, (op, args, size) in cases().items()}
+    frozen = {
+        name: encode(op, REFERENCE[op], args, size) for name, (op, args, size) in cases().items()
+    }
     PATH.write_text(json.dumps(frozen, indent=1) + "\n", encoding="utf-8")
 
 

@@ -91,8 +91,14 @@ REFUSED = [
     (lambda: Hierarchical("int4", 2), "Hierarchical.inner='int4' is not a reducer spec"),
     (lambda: parse_reducer("sign@shared_scale"), "codec of shared_scale=Sign.* can be summed"),
     (lambda: SharedScale(2), "SharedScale.bits=2 is not a whole number between 3 and 8"),
-    (lambda: SharedScale(8, "int64"), "SharedScale.accumulator='int64' is not None or one of: int8"),
-    (lambda: SharedScale(4, "float8_e4m3", feedback=False), "SharedScale.bits=4 is not 8, as float8"),
+    (
+        lambda: SharedScale(8, "int64"),
+        "SharedScale.accumulator='int64' is not None or one of: int8",
+    ),
+    (
+        lambda: SharedScale(4, "float8_e4m3", feedback=False),
+        "SharedScale.bits=4 is not 8, as float8",
+    ),
     (lambda: SharedScale(8, "float8_e4m3"), "SharedScale.feedback=True is not False with float8"),
     (lambda: SharedScale(8, block_size=3), "SharedScale.block_size=3"),
     (lambda: reducer_from_dict([]), r"spec=\[\] is not an object"),

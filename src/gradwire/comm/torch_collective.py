@@ -18,7 +18,6 @@ from gradwire.comm.torch_dist import fresh_store, limit_s
 from gradwire.errors import CollectiveError, SpecError
 from gradwire.spec import even_transfers
 
-
 _FLOAT8_NCCL = (2, 24)
 _FLOAT8_CAPABILITY = (9, 0)
 
@@ -81,7 +80,7 @@ class DistGroup:
         nccl = getattr(dist, "ProcessGroupNCCL", None)
         if nccl is None or not isinstance(self._backend, nccl):
             return f"{type(self._backend).__name__} adds up no FP8, only NCCL does"
-        version = torch.cuda.nccl.version()
+        version: tuple[int, ...] = torch.cuda.nccl.version()  # type: ignore[no-untyped-call]
         if version < _FLOAT8_NCCL:
             return f"NCCL {'.'.join(map(str, version))} adds up no FP8, from 2.24 on it does"
         capability = torch.cuda.get_device_capability(self._device)

@@ -18,7 +18,7 @@ from gradwire.plan import Plan
 from gradwire.spec import ReducerSpec
 
 
-def attach(
+def attach(  # noqa: PLR0913 - all but the first two by keyword
     model: object,
     plan: Plan | ReducerSpec | str | Path | None = None,
     *,

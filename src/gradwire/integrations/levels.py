@@ -31,6 +31,7 @@ def with_levels(plan: Plan, mesh: DeviceMesh | None) -> Plan:
         >>> os.environ["LOCAL_WORLD_SIZE"] = "4"
         >>> with_levels(Plan.of("int4@hierarchical"), None).rules[0].reducer.ranks_per_node
         4
+        >>> del os.environ["LOCAL_WORLD_SIZE"]
     """
     rules = tuple(_with_level(rule, mesh) for rule in plan.rules)
     return plan if rules == plan.rules else replace(plan, rules=rules)

@@ -371,9 +371,7 @@ def _check_sums(name: str, sums: Tensor) -> None:
     "shared_peaks(Tensor x, Tensor segments, Tensor? residual, int block_size, "
     "Tensor(a!) peaks) -> ()"
 )
-def _(
-    x: Tensor, segments: Tensor, residual: Tensor | None, block_size: int, peaks: Tensor
-) -> None:
+def _(x: Tensor, segments: Tensor, residual: Tensor | None, block_size: int, peaks: Tensor) -> None:
     _check_shared(x, segments, peaks, MAX_BITS, block_size)
     if residual is not None:
         _check_tensor("residual", residual, torch.float32)

@@ -11,7 +11,14 @@ import os
 from dataclasses import dataclass
 
 from gradwire.errors import BackendError, SpecError
-from gradwire.kernels import cpu, ops, reference, reference_float, reference_shared, reference_sparse
+from gradwire.kernels import (
+    cpu,
+    ops,
+    reference,
+    reference_float,
+    reference_shared,
+    reference_sparse,
+)
 
 BACKENDS = ("auto", "native", "reference")
 

@@ -69,7 +69,9 @@ def _lines(reducer: Hierarchical, hardware: Hardware) -> tuple[Line, Line]:
     """Return the times of writing and adding up values as they travel inside a node."""
     name, device = codec_name(reducer.within_codec), hardware.device
     copied = Line(device.launch_s, 2 / device.copy_bytes_per_s)
-    encode, decode = (hardware.kernels.get(f"{step} {name}", copied) for step in ("encode", "decode"))
+    encode, decode = (
+        hardware.kernels.get(f"{step} {name}", copied) for step in ("encode", "decode")
+    )
     return encode, decode
 
 

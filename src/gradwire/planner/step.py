@@ -54,8 +54,9 @@ class Setting:
     def at(self, bandwidth_bytes_per_s: float) -> Setting:
         """Return the same setting with another speed of that level, for search."""
         link = replace(self.link, bandwidth_bytes_per_s=bandwidth_bytes_per_s, collectives={})
-        level = {"within" if self._is_one_node else "between": link}
-        return replace(self, hardware=replace(self.hardware, **level))
+        if self._is_one_node:
+            return replace(self, hardware=replace(self.hardware, within=link))
+        return replace(self, hardware=replace(self.hardware, between=link))
 
     def buckets(self) -> tuple[Bucket, ...]:
         """Return the buckets DDP would make."""

@@ -19,7 +19,7 @@ from gradwire.spec import Entry, Hierarchical
 
 @REDUCERS.register("hierarchical")
 class HierarchicalReducer:
-    """Sums each shard in its node, reduces the sums between nodes, gathers in the node.
+    """Sums shards in their node, reduces sums between nodes, gathers in the node.
 
     The inner reducer sees sums of nodes, not means: what it does not send is
     then in the unit of one rank's gradient, and belongs to the rank that owns

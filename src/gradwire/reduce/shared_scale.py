@@ -112,7 +112,7 @@ class SharedScaleReducer:
         scaled = torch.where(scale == 0, 0, values / scale).clamp(-largest, largest)
         wire = scaled.to(_FLOAT8)
         yield from group.sum_float8(wire)
-        means = (wire.to(torch.float32) * scale / group.world_size).split(segments.numels)  # type: ignore[no-untyped-call]
+        means = (wire.to(torch.float32) / group.world_size * scale).split(segments.numels)  # type: ignore[no-untyped-call]
         for s, mean in zip(segments.items, means, strict=True):
             out.narrow(0, s.offset, s.numel).copy_(mean)
 

@@ -78,6 +78,7 @@ def reduce_scatter(  # noqa: PLR0913 - what a reducer has at hand
     residual: Tensor | None,
     group: Collective,
     out: Tensor,
+    *,
     divisor: float | None = None,
 ) -> Steps[None]:
     """Send each rank its shard, encoded, and average what arrives of the own one.

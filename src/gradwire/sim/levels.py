@@ -41,9 +41,7 @@ def hierarchical_reduction(
             fill their nodes.
     """
     local, nodes = reducer.grid(ranks)
-    groups: Groups = tuple(
-        tuple(range(first, first + local)) for first in range(0, ranks, local)
-    )
+    groups: Groups = tuple(tuple(range(first, first + local)) for first in range(0, ranks, local))
     rails: Groups = tuple(tuple(range(place, ranks, local)) for place in range(local))
     owned = [reducer.owned_entries(entries, place, local) for place in range(local)]
     inner, sums = _between(reducer.inner, owned, nodes, speeds)

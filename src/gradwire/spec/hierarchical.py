@@ -1,4 +1,4 @@
-"""The spec of hierarchical reduction: what travels inside a node, and between nodes."""
+"""The spec of hierarchical reduction: what travels inside and between nodes."""
 
 from __future__ import annotations
 
@@ -34,8 +34,9 @@ class Hierarchical:
     Example:
         >>> from gradwire.spec import AllReduce
         >>> spec = Hierarchical(AllReduce(), ranks_per_node=2)
-        >>> spec.by_level([Entry(0, (1024,))], world_size=4, rank=0)
-        (Transfer(sent_bytes=4096, received_bytes=4096), Transfer(sent_bytes=2048, received_bytes=2048))
+        >>> within, between = spec.by_level([Entry(0, (1024,))], world_size=4, rank=0)
+        >>> within.sent_bytes, between.sent_bytes
+        (4096, 2048)
     """
 
     id: ClassVar[str] = "hierarchical"

@@ -172,7 +172,7 @@ def _shard_bytes(
 
 
 def spread_and_collect(sizes: Sequence[int], rank: int) -> tuple[int, int]:
-    """Return the bytes of the others' shards, and of the own one once for each other rank.
+    """Return the bytes of others' shards, and of the own one for each of them.
 
     Example:
         >>> spread_and_collect([10, 20, 30], 0)

@@ -18,7 +18,7 @@ _LEAST_BITS = 3
 
 Accumulator = Literal["int8", "int16", "int32", "float8_e4m3"]
 _LIMITS: dict[Accumulator, int] = {"int8": 127, "int16": 32_767, "int32": 2**31 - 1}
-_FLOAT8 = "float8_e4m3"
+_FLOAT8: Accumulator = "float8_e4m3"
 
 
 @REDUCER_SPECS.register("shared_scale")
@@ -81,10 +81,11 @@ class SharedScale:
         Raises:
             SpecError: They could overflow.
         """
-        if self.accumulator == _FLOAT8:
-            return self.accumulator
+        if self.is_float:
+            return _FLOAT8
         most = world_size * self.levels
-        chosen = self.accumulator or next((a for a in _LIMITS if most <= _LIMITS[a]), "int32")
+        fits: Accumulator = next((a for a in _LIMITS if most <= _LIMITS[a]), "int32")
+        chosen = fits if self.accumulator is None else self.accumulator
         if most > _LIMITS[chosen]:
             remedy = "use fewer bits, a wider accumulator, or None, which finds it"
             raise SpecError(

@@ -30,9 +30,7 @@ def test_simulated_messages_are_those_that_are_sent(name, ranks, local):
 def test_a_plan_with_a_hierarchy_beats_the_flat_one_on_two_levels():
     work = layers((0.1, 0.2), numel=200_000)
     steps = {
-        name: EventSimulator()
-        .run(Plan.of(name), work, HARDWARE, Cluster(8, 4))
-        .timeline.step_s
+        name: EventSimulator().run(Plan.of(name), work, HARDWARE, Cluster(8, 4)).timeline.step_s
         for name in ("none", "none@hierarchical:4", "int4@hierarchical:4")
     }
     assert steps["int4@hierarchical:4"] < steps["none@hierarchical:4"] < steps["none"]
@@ -40,5 +38,5 @@ def test_a_plan_with_a_hierarchy_beats_the_flat_one_on_two_levels():
 
 def test_an_inner_reducer_without_a_model_is_refused():
     spec = Hierarchical(SharedScale(), 2)
-    with pytest.raises(SpecError, match="Hierarchical.inner='shared_scale' is not one that can"):
+    with pytest.raises(SpecError, match=r"Hierarchical\.inner='shared_scale' is not one that can"):
         hierarchical_reduction("r", spec, ENTRIES, 4, Speeds(HARDWARE))
