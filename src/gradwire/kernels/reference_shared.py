@@ -3,8 +3,9 @@
 What every back end must match, as in `reference.py`. Levels are signed bytes in
 the order of the stretches, so that those of several ranks can be added up. A
 block's peak, as the bits of a float32 without sign, says its scale; bits are
-ordered like magnitudes, with NaN above infinity above all else. Where a peak is not finite all levels are 0, the residual stays as it
-was, and what is decoded is NaN.
+ordered like magnitudes, with NaN above infinity above all else. Where a peak is
+not finite all levels are 0, the residual stays as it was, and what is decoded is
+NaN.
 """
 
 from __future__ import annotations
