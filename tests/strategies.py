@@ -15,8 +15,10 @@ from gradwire.spec import (
     Broadcast,
     Entry,
     Float,
+    Hierarchical,
     LowRank,
     Quantize,
+    SharedScale,
     Sign,
     Sparse,
     TwoPhase,
@@ -94,6 +96,15 @@ def _with_feedback(reducer, codec, feedback):
     return reducer(codec, feedback and getattr(codec, "is_contraction", True))
 
 
+_SHARED_SCALES = st.builds(
+    SharedScale,
+    st.integers(3, 8),
+    st.sampled_from([None, "int16", "int32"]),
+    BLOCK_SIZES,
+    st.booleans(),
+)
+
+
 def reducer_specs():
     """Draw the parameters of any reducer."""
     dense = codec_specs().filter(lambda spec: not isinstance(spec, Sparse))
@@ -102,6 +113,16 @@ def reducer_specs():
         st.builds(_with_feedback, st.just(TwoPhase), dense, st.booleans()),
         st.builds(_with_feedback, st.just(Broadcast), codec_specs(), st.booleans()),
         st.builds(LowRank, st.integers(1, 5), st.booleans(), st.booleans()),
+        _SHARED_SCALES,
+        # One rank a node, or one node, so that any number of ranks fills its nodes.
+        st.builds(
+            Hierarchical,
+            st.one_of(
+                st.builds(_with_feedback, st.just(TwoPhase), dense, st.booleans()), _SHARED_SCALES
+            ),
+            st.sampled_from([1, 4]),
+            st.sampled_from(["float32", "bfloat16"]),
+        ),
     )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -17,6 +17,7 @@ from gradwire.spec import (
     AllReduce,
     Broadcast,
     Entry,
+    Hierarchical,
     ReducerSpec,
     check_whole,
     parse_reducer,
@@ -195,8 +196,12 @@ class Plan:
 
     @staticmethod
     def _unless_larger(reducer: ReducerSpec, entry: Entry, world_size: int) -> Assignment:
-        size, dense = (sent_bytes(r, [entry], world_size) for r in (reducer, DENSE))
-        if world_size > 1 and size >= dense:
+        # A hierarchy is asked for by its form; what must shrink is what it sends between nodes.
+        plain: ReducerSpec = DENSE
+        if isinstance(reducer, Hierarchical):
+            plain = replace(reducer, inner=DENSE)
+        size, dense = (sent_bytes(r, [entry], world_size) for r in (reducer, plain))
+        if world_size > 1 and size >= dense and reducer != plain:
             return Assignment(DENSE, f"would send {size} bytes, dense {dense}")
         return Assignment(reducer)
 

@@ -16,7 +16,7 @@ ROOT = Path(__file__).parents[2]
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
 BLOCK = re.compile(r"^```python\n(.*?)^```", re.DOTALL | re.MULTILINE)
 README_ROW = re.compile(
-    r"^\| `([a-z0-9_:.]+)`.*?\| .*? \| ([0-9.]+) \| ([0-9.]+)x \| ([0-9.]+)x \|", re.MULTILINE
+    r"^\| `([a-z0-9_:.@]+)`.*?\| .*? \| ([0-9.]+) \| ([0-9.]+)x \| ([0-9.]+)x \|", re.MULTILINE
 )
 
 

@@ -6,7 +6,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from gradwire.kernels import cpu, ops, reference, reference_float, reference_sparse
+from gradwire.kernels import (
+    cpu,
+    ops,
+    reference,
+    reference_float,
+    reference_shared,
+    reference_sparse,
+)
 from gradwire.kernels.select import REFERENCE
 from gradwire.spec import BitPlanes, Float, Quantize, Sign, Sparse
 
@@ -281,6 +288,83 @@ def check_sparse(
         for mode in FEEDBACK
     ]
     check_decode("sparse_decode", segments, (capacities,), torch.stack(payloads))
+
+
+def odd_peaks(x: Tensor, segments: Tensor, block_size: int) -> Tensor:
+    """Peaks above this rank's own, as other ranks would raise them, and a few odd ones."""
+    blocks = sum(-(-n // block_size) for n in segments[:, 2].tolist())
+    peaks = torch.empty(blocks, dtype=torch.int32)
+    reference_shared.shared_peaks(x, segments, None, block_size, peaks)
+    raised = peaks.view(torch.float32) * 1.75
+    for place, value in ((3, 1e-40), (4, 3e38), (5, torch.nan), (6, torch.inf), (7, 0.0)):
+        raised[place : place + 1] = value
+    return raised.view(torch.int32)
+
+
+@pytest.mark.parametrize("block_size", [256, 1024])
+def test_shared_peaks_match_the_reference(block_size: int) -> None:
+    for numels in LAYOUTS:
+        segments = stretches(numels, block_size)
+        x = harsh_values(length(segments) + 13 * 256)
+        blocks = sum(-(-n // block_size) for n in numels)
+        for residual in (None, residual_of(x.numel())):
+            expected, actual = torch.empty(2, blocks, dtype=torch.int32)
+            reference_shared.shared_peaks(x, segments, residual, block_size, expected)
+            cpu.shared_peaks(x, segments, residual, block_size, actual)
+            assert_same_bits(expected.view(torch.float32), actual.view(torch.float32))
+
+
+@pytest.mark.parametrize("bits", range(3, 9))
+def test_shared_encode_matches_the_reference(bits: int) -> None:
+    for numels in LAYOUTS:
+        segments = stretches(numels, 256)
+        x = values(length(segments))
+        peaks = odd_peaks(x, segments, 256)
+        for feedback in (False, True):
+            results = []
+            for kernel in (reference_shared.shared_encode, cpu.shared_encode):
+                levels = torch.full((sum(numels) + 32,), 85, dtype=torch.int8)
+                residual = residual_of(x.numel()) if feedback else None
+                inner = levels[16 : 16 + sum(numels)]
+                kernel(x, segments, peaks, 7, bits, 256, residual, inner)
+                results.append((levels, residual))
+            (expected, expected_residual), (actual, actual_residual) = results
+            assert torch.equal(expected, actual)
+            if feedback:
+                assert_same_bits(expected_residual, actual_residual)
+
+
+@pytest.mark.parametrize("dtype", [torch.int8, torch.int16, torch.int32])
+@pytest.mark.parametrize("accumulate", [False, True])
+def test_shared_sum_matches_the_reference(
+    dtype: torch.dtype,
+    accumulate: bool,  # noqa: FBT001 - an op's argument
+) -> None:
+    generator = torch.Generator().manual_seed(0)
+    for numel in (0, *SIZES, 5000):
+        levels = torch.randint(-30, 31, (3, numel), generator=generator, dtype=torch.int8)
+        expected, actual = torch.full((2, numel), 7, dtype=dtype)
+        reference_shared.shared_sum(levels, accumulate, expected)
+        cpu.shared_sum(levels, accumulate, actual)
+        assert torch.equal(expected, actual)
+        exact = levels.to(torch.int64).sum(0) + 7 * accumulate
+        assert torch.equal(actual.to(torch.int64), exact)
+
+
+@pytest.mark.parametrize("dtype", [torch.int8, torch.int16, torch.int32])
+def test_shared_decode_matches_the_reference(dtype: torch.dtype) -> None:
+    for numels in LAYOUTS:
+        segments = stretches(numels, 256)
+        x = values(length(segments))
+        peaks = odd_peaks(x, segments, 256)
+        sums = values(sum(numels), 9).mul(40).clamp(-100, 100).to(dtype)
+        for divisor in (1.0, 2.0, 3.0):
+            outs = []
+            for kernel in (reference_shared.shared_decode, cpu.shared_decode):
+                out = values(length(segments), 5)
+                kernel(sums, segments, peaks, 4, 256, divisor, out)
+                outs.append(out)
+            assert_same_bits(*outs)
 
 
 @pytest.mark.parametrize("block_size", [2**k for k in range(13)])

@@ -79,6 +79,11 @@ def test_laws_hold_for_any_spec(spec, world_size, seed):
         assert_conservation(traces, is_bfloat16=spec == AllReduce("bfloat16"))
 
 
+def is_one_node(spec, world_size):
+    """Whether all ranks share a node, and nothing is encoded."""
+    return getattr(spec, "ranks_per_node", 0) >= world_size
+
+
 def assert_bytes(spec, layout, traces, world_size):
     for rank, trace in enumerate(traces):
         predicted = spec.transfers(layout.entries, world_size, rank)
@@ -97,7 +102,7 @@ def test_d2_nothing_is_lost_over_many_steps(spec):
 def test_reducer_without_feedback_leaves_the_residual_alone(spec):
     layout = Layout.of(SHAPES)
     (first, _) = reduce_steps(spec, layout, noise(layout.residual_numel, 2, 1), 2)
-    is_lossless = "float32" in repr(spec)
+    is_lossless = "float32" in repr(getattr(spec, "inner", spec)) or is_one_node(spec, 2)
     assert first.residuals[1].any() == (spec.feedback and not is_lossless)
 
 

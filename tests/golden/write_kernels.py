@@ -50,21 +50,27 @@ def cases() -> dict[str, tuple]:
     capacities = torch.tensor([sparse.capacity(n) for n in NUMELS])
     cuts = torch.tensor([8.0, 0.5])
     out["sparse"] = ("sparse_encode", (cuts, capacities), sparse.num_bytes(NUMELS))
+    peaks = torch.tensor([80.0, 21.0, 9.5]).view(torch.int32)
+    for bits in (3, 4, 8):
+        arguments = (peaks, 2**62 + 5, bits, 256)
+        out[f"shared bits={bits}"] = ("shared_encode", arguments, sum(NUMELS))
     return out
 
 
-def encode(kernel, arguments: tuple, size: int, *more: bool) -> dict[str, str]:
-    payload = torch.empty(size, dtype=torch.uint8)
+def encode(op: str, kernel, arguments: tuple, size: int, *more: bool) -> dict[str, str]:
+    is_shared = op == "shared_encode"
+    payload = torch.empty(size, dtype=torch.int8 if is_shared else torch.uint8)
     residual = bucket().flip(0) * 0.01
-    kernel(bucket(), segments(), *arguments, residual, 0.0, payload, *more)
-    data = {"payload": payload, "residual": residual.view(torch.uint8)}
+    gain = () if is_shared else (0.0,)
+    kernel(bucket(), segments(), *arguments, residual, *gain, payload, *more)
+    data = {"payload": payload.view(torch.uint8), "residual": residual.view(torch.uint8)}
     return {key: bytes(value.tolist()).hex() for key, value in data.items()}
 
 
 def main() -> None:
     if PATH.exists():
         sys.exit(f"{PATH} exists; delete it by hand if the format is meant to change")
-    frozen = {name: encode(REFERENCE[op], *rest) for name, (op, *rest) in cases().items()}
+    frozen = {name: encode(op, REFERENCE[op], *rest) for name, (op, *rest) in cases().items()}
     PATH.write_text(json.dumps(frozen, indent=1) + "\n", encoding="utf-8")
 
 

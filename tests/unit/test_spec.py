@@ -14,8 +14,10 @@ from gradwire.spec import (
     Broadcast,
     Entry,
     Float,
+    Hierarchical,
     LowRank,
     Quantize,
+    SharedScale,
     Sign,
     Sparse,
     TwoPhase,
@@ -32,6 +34,8 @@ SHORT = (
     *(f"int{bits}" for bits in range(1, 9)),
     *("low_rank", "low_rank:4", "topk:0.001", "threshold:0.5", "random_k:1"),
     *("int4@broadcast", "int8@two_phase", "sign@broadcast", "none@broadcast", "bf16@two_phase"),
+    *("int4@hierarchical", "none@hierarchical:1", "int4@broadcast@hierarchical:8"),
+    *("int8@shared_scale", "fp8@shared_scale", "int3@shared_scale@hierarchical:5"),
 )
 REFUSED = [
     (lambda: Quantize(0), "Quantize.bits=0"),
@@ -80,6 +84,26 @@ REFUSED = [
     (lambda: Broadcast(Sign(), feedback=None), "Broadcast.feedback=None is not True or False"),
     (lambda: LowRank(1, warm_start="no"), "LowRank.warm_start='no' is not True or False"),
     (lambda: LowRank(1, feedback=0), "LowRank.feedback=0 is not True or False"),
+    (lambda: parse_reducer("int4@hierarchical:x"), "spec='int4@hierarchical:x' is not a name and"),
+    (lambda: parse_reducer("int4@hierarchical:0"), "Hierarchical.ranks_per_node=0"),
+    (lambda: parse_reducer("int4@hierarchical:1.5"), "Hierarchical.ranks_per_node=1.5"),
+    (lambda: parse_reducer("low_rank@hierarchical:2"), "Hierarchical.inner=LowRank.* works on sha"),
+    (lambda: parse_reducer("none@hierarchical:2@hierarchical:2"), "Hierarchical.inner=Hierarchi"),
+    (lambda: parse_reducer("fp8@shared_scale@hierarchical:2"), "Hierarchical.inner=.*sums are for"),
+    (lambda: Hierarchical(AllReduce(), 2, "float16"), "Hierarchical.format='float16' is not one"),
+    (lambda: Hierarchical("int4", 2), "Hierarchical.inner='int4' is not a reducer spec"),
+    (lambda: parse_reducer("sign@shared_scale"), "codec of shared_scale=Sign.* can be summed"),
+    (lambda: SharedScale(2), "SharedScale.bits=2 is not a whole number between 3 and 8"),
+    (
+        lambda: SharedScale(8, "int64"),
+        "SharedScale.accumulator='int64' is not None or one of: int8",
+    ),
+    (
+        lambda: SharedScale(4, "float8_e4m3", feedback=False),
+        "SharedScale.bits=4 is not 8, as float8",
+    ),
+    (lambda: SharedScale(8, "float8_e4m3"), "SharedScale.feedback=True is not False with float8"),
+    (lambda: SharedScale(8, block_size=3), "SharedScale.block_size=3"),
     (lambda: reducer_from_dict([]), r"spec=\[\] is not an object"),
     (lambda: reducer_from_dict({"matrix_rank": 1}), 'is not an object with an "id"'),
     (lambda: reducer_from_dict({"id": "low_rank", "rank": 1}), "LowRank field='rank' is not one"),
@@ -134,6 +158,10 @@ def test_short_names_survive_json(name):
         ("topk", Broadcast(Sparse(0.01, "exact"))),
         ("threshold:0.5", Broadcast(Sparse(0.5, "threshold"))),
         ("random_k:1", Broadcast(Sparse(1.0, "random"))),
+        ("int4@hierarchical:8", Hierarchical(TwoPhase(Quantize(4)), 8)),
+        ("none@hierarchical", Hierarchical(AllReduce("float32"))),
+        ("int4@shared_scale", SharedScale(4)),
+        ("fp8@shared_scale", SharedScale(8, "float8_e4m3", feedback=False)),
         ("low_rank", LowRank(1)),
         ("low_rank:4", LowRank(4)),
     ],
@@ -155,7 +183,7 @@ def test_spec_keys_of_different_specs_differ():
     )
 
 
-@pytest.mark.parametrize("name", SHORT)
+@pytest.mark.parametrize("name", [n for n in SHORT if n != "int4@hierarchical"])
 @given(
     shapes=st.lists(st.lists(st.integers(0, 50), max_size=3), max_size=4),
     world_size=st.integers(1, 5),
@@ -210,4 +238,44 @@ def test_second_codec_is_finer_where_the_first_is_coarse():
 
 def test_registries_know_every_spec():
     assert list(CODEC_SPECS) == ["bit_planes", "float", "quantize", "sign", "sparse"]
-    assert list(REDUCER_SPECS) == ["all_reduce", "broadcast", "low_rank", "two_phase"]
+    assert list(REDUCER_SPECS) == [
+        *("all_reduce", "broadcast", "hierarchical", "low_rank", "shared_scale", "two_phase")
+    ]
+
+
+def test_hierarchy_refuses_ranks_that_do_not_fill_their_nodes():
+    entries = [Entry(0, (1024,))]
+    with pytest.raises(SpecError, match="ranks_per_node=4 is not a divisor of the 6 ranks"):
+        Hierarchical(AllReduce(), 4).transfers(entries, 6, 0)
+    with pytest.raises(SpecError, match="ranks_per_node=None is not known: name a number"):
+        Hierarchical(AllReduce()).transfers(entries, 4, 0)
+
+
+def test_hierarchy_sends_what_is_encoded_between_nodes_only():
+    spec, entries = Hierarchical(TwoPhase(Quantize(4)), 4), [Entry(7, (64, 1024))]
+    plain = Hierarchical(AllReduce(), 4)
+    for rank in range(8):
+        within, between = spec.by_level(entries, 8, rank)
+        assert within == plain.by_level(entries, 8, rank)[0]
+        assert within.sent_bytes == 2 * 3 * 4 * 64 * 1024 // 4
+        # A rank's quarter: half of it to the other node, half of the means back from it.
+        assert between.sent_bytes == 2 * Quantize(4).num_bytes([8 * 1024])
+        assert between.sent_bytes * 7 < plain.by_level(entries, 8, rank)[1].sent_bytes
+
+
+def test_hierarchy_on_one_node_sends_nothing_between_nodes():
+    spec = parse_reducer("int4@hierarchical:8")
+    assert spec.by_level([Entry(0, (4096,))], 4, 1)[1] == (0, 0)
+
+
+@pytest.mark.parametrize(
+    ("bits", "accumulator", "most"),
+    [(3, "int8", 42), (4, "int8", 18), (8, "int8", 1), (8, "int16", 258), (6, "int16", 1057)],
+)
+def test_sums_that_could_overflow_are_refused_with_the_numbers(bits, accumulator, most):
+    spec = SharedScale(bits, accumulator)
+    assert spec.accumulator_for(most) == accumulator
+    total = (most + 1) * spec.levels
+    with pytest.raises(SpecError, match=f"{most + 1} ranks times {spec.levels} levels is {total}"):
+        spec.transfers([Entry(0, (512,))], most + 1, 0)
+    assert SharedScale(bits).accumulator_for(most + 1) != accumulator

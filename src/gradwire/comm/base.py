@@ -97,6 +97,18 @@ class Collective(Protocol):
         """
 
 
+@runtime_checkable
+class Float8Collective(Collective, Protocol):
+    """Collectives whose back end may add up 8-bit floats."""
+
+    def sum_float8(self, data: Tensor) -> Steps[None]:
+        """Replace `data` (float8_e4m3fn, contiguous) by the sum over ranks.
+
+        The back end rounds at every hop, in an order of its own; the result is
+        the same on every rank.
+        """
+
+
 def complete(steps: Steps[T]) -> T:
     """Run steps to their end, waiting at each transfer. For tests and tools.
 

@@ -16,6 +16,10 @@ from gradwire.comm.channel import Scratch, all_reduce_by_shards
 from gradwire.comm.record import Traffic
 from gradwire.comm.torch_dist import fresh_store, limit_s
 from gradwire.errors import CollectiveError, SpecError
+from gradwire.spec import even_transfers
+
+_FLOAT8_NCCL = (2, 24)
+_FLOAT8_CAPABILITY = (9, 0)
 
 
 class _Backend(Protocol):
@@ -26,6 +30,8 @@ class _Backend(Protocol):
     ) -> dist.Work: ...
 
     def _allgather_base(self, out: Tensor, data: Tensor, /) -> dist.Work: ...
+
+    def allreduce(self, tensors: list[Tensor], /) -> dist.Work: ...
 
 
 class DistGroup:
@@ -56,6 +62,7 @@ class DistGroup:
             raise SpecError("group", parent, "usable before torch.distributed.init_process_group")
         self.rank = parent.rank()
         self.world_size = parent.size()
+        self._device = device
         store, limit = fresh_store(parent), timedelta(seconds=limit_s(parent))
         try:
             self._backend: object = _connect(store, self.rank, self.world_size, limit, device)
@@ -67,6 +74,19 @@ class DistGroup:
         if self._backend is None:
             raise CollectiveError("connect", self.rank, "the group was closed")
         return DistCollective(cast("_Backend", self._backend), self.rank, self.world_size)
+
+    def float8_refusal(self) -> str | None:
+        """Return why sums of 8-bit floats cannot be left to the back end, or None."""
+        nccl = getattr(dist, "ProcessGroupNCCL", None)
+        if nccl is None or not isinstance(self._backend, nccl):
+            return f"{type(self._backend).__name__} adds up no FP8, only NCCL does"
+        version: tuple[int, ...] = torch.cuda.nccl.version()  # type: ignore[no-untyped-call]
+        if version < _FLOAT8_NCCL:
+            return f"NCCL {'.'.join(map(str, version))} adds up no FP8, from 2.24 on it does"
+        capability = torch.cuda.get_device_capability(self._device)
+        if capability < _FLOAT8_CAPABILITY:
+            return f"NCCL adds up FP8 from compute capability 9.0 on, this is {capability}"
+        return None
 
     def close(self) -> None:
         """Let go of the connections. Can be called twice."""
@@ -117,6 +137,16 @@ class DistCollective:
     def all_reduce(self, data: Tensor, divisor: float = 1.0) -> Steps[None]:
         """Replace `data` by the sum over ranks (see `Collective.all_reduce`)."""
         yield from all_reduce_by_shards(data, divisor, self, Scratch())
+
+    def sum_float8(self, data: Tensor) -> Steps[None]:
+        """Leave a sum of 8-bit floats to the back end (see `Float8Collective`)."""
+        yield from ()
+        try:
+            self._backend.allreduce([data]).wait()
+        except RuntimeError as error:
+            raise CollectiveError("sum_float8", self.rank, str(error)) from error
+        for t in even_transfers(data.numel(), 1, self.world_size, self.rank):
+            self._count(*t)
 
     def all_gather(self, out: Tensor, data: Tensor) -> Steps[None]:
         """Fill row r of `out` with rank r's `data` (see `Collective.all_gather`)."""

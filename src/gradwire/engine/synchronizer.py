@@ -121,6 +121,7 @@ class Synchronizer:
         self._forwards = forwards or (lambda: None)
         variant = variant or Variant(plan.assign(parameters, mailbox.world_size))
         assignments = variant.assignments
+        _refuse_float8(assignments, group)
         self._variant = variant
         is_dense = all(a.reducer == DENSE for a in assignments.values())
         # With more ranks a value's place in the bucket would decide its last bits.
@@ -414,6 +415,16 @@ class Synchronizer:
             "a Synchronizer holds threads and connections and cannot be pickled or copied;"
             " save its state_dict() instead"
         )
+
+
+def _refuse_float8(assignments: Mapping[str, Assignment], group: DistGroup | None) -> None:
+    """Refuse, before training, sums that the back end cannot form."""
+    if not any(getattr(a.reducer, "is_float", False) for a in assignments.values()):
+        return
+    reason = "Gloo adds up no FP8, only NCCL does" if group is None else group.float8_refusal()
+    if reason is not None:
+        allowed = f"possible here: {reason}; use fp8, whose owners sum in float32"
+        raise SpecError("SharedScale.accumulator", "float8_e4m3", allowed)
 
 
 def _close(worker: Worker, mailbox: Mailbox, group: DistGroup | None) -> None:

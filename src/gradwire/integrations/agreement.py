@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
 from torch.nn.parallel import DistributedDataParallel as DDP  # noqa: N817 - as everyone calls it
 
 from gradwire.comm.base import Mailbox
@@ -15,6 +16,7 @@ from gradwire.comm.shaped import Link
 from gradwire.engine.layout import storage_shape
 from gradwire.engine.stats import StepStats
 from gradwire.errors import RankMismatchError, SpecError
+from gradwire.integrations.levels import with_levels
 from gradwire.key import name_hash
 from gradwire.plan import Parameter, Plan, load_plan
 from gradwire.spec import Entry, ReducerSpec, check_whole
@@ -26,6 +28,7 @@ class Options(NamedTuple):
     link: Link | None
     check_every: int
     on_step: Callable[[StepStats], None] | None
+    mesh: DeviceMesh | None = None
 
     def check(self, device: torch.device) -> None:
         """Refuse what would fail in the midst of training only.
@@ -43,6 +46,8 @@ class Options(NamedTuple):
         check_whole("check_every", self.check_every, 0)
         if self.on_step is not None and not callable(self.on_step):
             raise SpecError("on_step", self.on_step, "a function or None")
+        if self.mesh is not None and not isinstance(self.mesh, DeviceMesh):
+            raise SpecError("mesh", self.mesh, "a DeviceMesh or None")
 
 
 def agree(
@@ -57,8 +62,8 @@ def agree(
     """
 
     def read() -> tuple[Plan, list[Parameter]]:
-        chosen = _fixed(load_plan(plan))
         options.check(device_of(ddp))
+        chosen = with_levels(_fixed(load_plan(plan)), options.mesh)
         parameters = _parameters(ddp)
         _refuse(ddp)
         return chosen, parameters

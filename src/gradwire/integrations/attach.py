@@ -18,7 +18,7 @@ from gradwire.plan import Plan
 from gradwire.spec import ReducerSpec
 
 
-def attach(
+def attach(  # noqa: PLR0913 - all but the first two by keyword
     model: object,
     plan: Plan | ReducerSpec | str | Path | None = None,
     *,
@@ -27,6 +27,7 @@ def attach(
     on_step: Callable[[StepStats], None] | None = None,
     replicate: dist.ProcessGroup | DeviceMesh | None = None,
     parameters: str | None = None,
+    mesh: DeviceMesh | None = None,
 ) -> Synchronizer:
     """Compress the gradients of a data-parallel model from now on.
 
@@ -45,7 +46,8 @@ def attach(
             `torch.distributed.fsdp.fully_shard` was applied to.
         plan: A plan, the path of a plan file, a reducer spec or its short name
             (`none bf16 fp16 fp8 int8 ... int1 sign topk threshold random_k
-            low_rank`). None is the default: 6 bits with error feedback for
+            low_rank`; `int8@hierarchical` for nodes of several ranks). None is
+            the default: 6 bits with error feedback for
             matrices of 1,024 values or more, float32 for the rest; for a
             sharded model 8 bits without feedback.
         link: Make transfers last as long as on such a link, to try one out.
@@ -56,6 +58,9 @@ def attach(
             model itself is sharded over the mesh's other dimension only.
         parameters: For a sharded model: gather parameters in `"bf16"` or
             `"int8"` instead of as they are.
+        mesh: For a DDP model and a plan with `hierarchical`: the ranks as
+            `[nodes, ranks of a node]`. Without it `LOCAL_WORLD_SIZE` says how
+            many share a node.
 
     Returns:
         The handle: `stats()`, `state_dict()`, `load_state_dict(d)`,
@@ -83,6 +88,8 @@ def attach(
     """
     sharded = find_sharded(model)
     if sharded is not None:
+        if mesh is not None:
+            raise SpecError("mesh", mesh, "None: a sharded model has one; see replicate")
         return attach_sharded(
             sharded,
             plan,
@@ -95,4 +102,4 @@ def attach(
     for name, value in (("replicate", replicate), ("parameters", parameters)):
         if value is not None:
             raise SpecError(name, value, "None: only a fully_shard-ed model has such ranks")
-    return attach_ddp(model, plan, link=link, check_every=check_every, on_step=on_step)
+    return attach_ddp(model, plan, link=link, check_every=check_every, on_step=on_step, mesh=mesh)

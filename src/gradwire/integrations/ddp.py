@@ -10,6 +10,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 from torch._C._distributed_c10d import GradBucket
+from torch.distributed.device_mesh import DeviceMesh
 from torch.nn.parallel import DistributedDataParallel as DDP  # noqa: N817 - as everyone calls it
 
 from gradwire.comm.base import Mailbox
@@ -33,6 +34,7 @@ def attach_ddp(
     link: Link | None = None,
     check_every: int = 0,
     on_step: Callable[[StepStats], None] | None = None,
+    mesh: DeviceMesh | None = None,
 ) -> Synchronizer:
     """Compress the gradients of a DistributedDataParallel model; see `attach`."""
     ddp = find_ddp(model)
@@ -46,7 +48,7 @@ def attach_ddp(
     mailbox: Mailbox = TorchMailbox(ddp.process_group)
     group: DistGroup | None = None
     try:
-        chosen, parameters = agree(ddp, plan, Options(link, check_every, on_step), mailbox)
+        chosen, parameters = agree(ddp, plan, Options(link, check_every, on_step, mesh), mailbox)
         device = device_of(ddp)
         group = _group(ddp, device)
         if link is not None:

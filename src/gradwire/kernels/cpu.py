@@ -47,6 +47,16 @@ _ARGUMENTS: dict[str, tuple[Any, ...]] = {
     "gw_sparse_threshold": (*_ENCODE_HEAD, _POINTER, _LONG, ctypes.c_double, _POINTER),
     "gw_sparse_encode": (*_ENCODE_HEAD, _POINTER, _POINTER, *_ENCODE_TAIL),
     "gw_sparse_decode": (*_DECODE_HEAD, _POINTER, *_DECODE_TAIL),
+    "gw_shared_peaks": (*_ENCODE_HEAD, _INT, _POINTER, _LONG, _POINTER, _LONG),
+    "gw_shared_encode": (
+        *(*_ENCODE_HEAD, _POINTER, _LONG, ctypes.c_uint64, _INT, _INT),
+        *(_POINTER, _LONG, _POINTER, _LONG),
+    ),
+    "gw_shared_sum": (_POINTER, _LONG, _LONG, _INT, _POINTER, _INT),
+    "gw_shared_decode": (
+        *(_POINTER, _LONG, _INT, _POINTER, _LONG, _POINTER, _LONG, _INT, _INT, _FLOAT),
+        *(_POINTER, _LONG),
+    ),
     "gw_hadamard": (_POINTER, _POINTER, _LONG, _LONG, _FLOAT),
     "gw_best_isa": (),
     "gw_isa": (),
@@ -405,6 +415,74 @@ def sparse_decode(
         _refuse_sparse("sparse_decode", payloads, segments, capacities, out)
 
 
+def _memory(tensor: Tensor | None) -> tuple[int | None, int]:
+    return (None, 0) if tensor is None else (tensor.data_ptr(), tensor.numel())
+
+
+def shared_peaks(
+    x: Tensor, segments: Tensor, residual: Tensor | None, block_size: int, peaks: Tensor
+) -> None:
+    """See `reference_shared.shared_peaks`."""
+    head = (*_memory(x), segments.data_ptr(), segments.shape[0])
+    if library().gw_shared_peaks(*head, block_size, *_memory(residual), *_memory(peaks)):
+        _refuse_shared(segments, x, residual, block_size, peaks, None)
+
+
+def shared_encode(
+    x: Tensor,
+    segments: Tensor,
+    peaks: Tensor,
+    stream: int,
+    bits: int,
+    block_size: int,
+    residual: Tensor | None,
+    levels: Tensor,
+) -> None:
+    """See `reference_shared.shared_encode`."""
+    head = (*_memory(x), segments.data_ptr(), segments.shape[0])
+    details = (*_memory(peaks), stream, bits, block_size)
+    if library().gw_shared_encode(*head, *details, *_memory(residual), *_memory(levels)):
+        _refuse_shared(segments, x, residual, block_size, peaks, levels)
+
+
+def shared_sum(levels: Tensor, accumulate: bool, total: Tensor) -> None:
+    """See `reference_shared.shared_sum`."""
+    rows, numel = levels.shape
+    library().gw_shared_sum(
+        levels.data_ptr(), rows, numel, accumulate, total.data_ptr(), total.element_size()
+    )
+
+
+def shared_decode(
+    sums: Tensor,
+    segments: Tensor,
+    peaks: Tensor,
+    bits: int,
+    block_size: int,
+    divisor: float,
+    out: Tensor,
+) -> None:
+    """See `reference_shared.shared_decode`."""
+    head = (*_memory(sums), sums.element_size(), segments.data_ptr(), segments.shape[0])
+    if library().gw_shared_decode(*head, *_memory(peaks), bits, block_size, divisor, *_memory(out)):
+        _refuse_shared(segments, out, None, block_size, peaks, sums)
+
+
+def _refuse_shared(
+    segments: Tensor,
+    x: Tensor,
+    residual: Tensor | None,
+    block_size: int,
+    peaks: Tensor,
+    levels: Tensor | None,
+) -> None:
+    rows = ops.check_rows(segments, x, residual, block_size)
+    ops.check_blocks(rows, block_size, peaks)
+    if levels is not None:
+        ops.check_levels(rows, levels)
+    raise AssertionError(block_size)
+
+
 def hadamard(x: Tensor, block_size: int, out: Tensor) -> None:
     """See `reference.hadamard`."""
     blocks = x.numel() // block_size
@@ -424,5 +502,9 @@ KERNELS: dict[str, Callable[..., Tensor | None]] = {
     "sparse_threshold": sparse_threshold,
     "sparse_encode": sparse_encode,
     "sparse_decode": sparse_decode,
+    "shared_peaks": shared_peaks,
+    "shared_encode": shared_encode,
+    "shared_sum": shared_sum,
+    "shared_decode": shared_decode,
     "hadamard": hadamard,
 }

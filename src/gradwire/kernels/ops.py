@@ -20,7 +20,17 @@ import torch
 from torch import Tensor
 
 from gradwire.errors import PayloadError, SpecError
-from gradwire.spec import FLOAT_BYTES, MAX_BITS, BitPlanes, Float, FloatFormat, Quantize, Sign
+from gradwire.layout import num_blocks
+from gradwire.spec import (
+    FLOAT_BYTES,
+    MAX_BITS,
+    BitPlanes,
+    Float,
+    FloatFormat,
+    Quantize,
+    SharedScale,
+    Sign,
+)
 
 Row = tuple[int, int, int, int, int]
 """One line of `segments`: offset, residual_offset, numel, start, stream."""
@@ -32,6 +42,7 @@ _quantize = functools.cache(Quantize)
 _sign = functools.cache(Sign)
 _float = functools.cache(Float)
 _planes = functools.cache(BitPlanes)
+_shared = functools.cache(SharedScale)
 
 MIXED_FORMATS = (*FLOAT_BYTES, "sign", *(f"quantize{bits}" for bits in range(1, MAX_BITS + 1)))
 """What payloads of `mixed_decode` can be, by number."""
@@ -413,6 +424,98 @@ def _(
     _check_capacities(segments, capacities)
 
 
+def check_blocks(rows: Sequence[Row], block_size: int, peaks: Tensor) -> None:
+    """Make sure that there is a peak for each block.
+
+    Raises:
+        SpecError: There are more or fewer.
+    """
+    expected = sum(num_blocks(row[2], block_size) for row in rows)
+    if peaks.numel() != expected:
+        raise SpecError("peaks", list(peaks.shape), f"[{expected}], one for each block")
+
+
+def check_levels(rows: Sequence[Row], levels: Tensor) -> None:
+    """Make sure that there is a level for each value.
+
+    Raises:
+        SpecError: There are more or fewer.
+    """
+    expected = sum(row[2] for row in rows)
+    if levels.numel() != expected:
+        raise SpecError("levels", list(levels.shape), f"[{expected}], one for each value")
+
+
+def _check_shared(x: Tensor, segments: Tensor, peaks: Tensor, bits: int, block_size: int) -> None:
+    _check_tensor("x", x, torch.float32)
+    _check_segments(segments)
+    _check_tensor("peaks", peaks, torch.int32)
+    _shared(bits, block_size=block_size)
+
+
+def _check_sums(name: str, sums: Tensor) -> None:
+    if sums.dtype not in (torch.int8, torch.int16, torch.int32):
+        raise SpecError(f"dtype of {name}", sums.dtype, "int8, int16 or int32")
+    _check_tensor(name, sums, sums.dtype)
+
+
+@_define(
+    "shared_peaks(Tensor x, Tensor segments, Tensor? residual, int block_size, "
+    "Tensor(a!) peaks) -> ()"
+)
+def _(x: Tensor, segments: Tensor, residual: Tensor | None, block_size: int, peaks: Tensor) -> None:
+    _check_shared(x, segments, peaks, MAX_BITS, block_size)
+    if residual is not None:
+        _check_tensor("residual", residual, torch.float32)
+
+
+@_define(
+    "shared_encode(Tensor x, Tensor segments, Tensor peaks, int stream, int bits, "
+    "int block_size, Tensor(a!)? residual, Tensor(b!) levels) -> ()"
+)
+def _(
+    x: Tensor,
+    segments: Tensor,
+    peaks: Tensor,
+    _stream: int,
+    bits: int,
+    block_size: int,
+    residual: Tensor | None,
+    levels: Tensor,
+) -> None:
+    _check_shared(x, segments, peaks, bits, block_size)
+    _check_tensor("levels", levels, torch.int8)
+    if residual is not None:
+        _check_tensor("residual", residual, torch.float32)
+
+
+@_define("shared_sum(Tensor levels, bool accumulate, Tensor(a!) total) -> ()")
+def _(levels: Tensor, _accumulate: bool, total: Tensor) -> None:
+    _check_tensor("levels", levels, torch.int8, 2)
+    _check_sums("total", total)
+    if levels.shape[0] < 1 or levels.shape[1] != total.shape[0]:
+        raise SpecError("levels", list(levels.shape), f"rows of {total.shape[0]}, at least one")
+
+
+@_define(
+    "shared_decode(Tensor sums, Tensor segments, Tensor peaks, int bits, int block_size, "
+    "float divisor, Tensor(a!) out) -> ()"
+)
+def _(
+    sums: Tensor,
+    segments: Tensor,
+    peaks: Tensor,
+    bits: int,
+    block_size: int,
+    divisor: float,
+    out: Tensor,
+) -> None:
+    _check_shared(out, segments, peaks, bits, block_size)
+    _check_sums("sums", sums)
+    if not 0 < divisor < math.inf:
+        raise SpecError("divisor", divisor, "finite and above 0")
+
+
 @_define("hadamard(Tensor x, int block_size, Tensor(a!) out) -> ()")
 def _(x: Tensor, block_size: int, out: Tensor) -> None:
     _check_tensor("x", x, torch.float32)
@@ -438,4 +541,8 @@ sparse_threshold = torch.ops.gradwire.sparse_threshold.default
 sparse_encode = torch.ops.gradwire.sparse_encode.default
 sparse_topk_encode = torch.ops.gradwire.sparse_topk_encode.default
 sparse_decode = torch.ops.gradwire.sparse_decode.default
+shared_peaks = torch.ops.gradwire.shared_peaks.default
+shared_encode = torch.ops.gradwire.shared_encode.default
+shared_sum = torch.ops.gradwire.shared_sum.default
+shared_decode = torch.ops.gradwire.shared_decode.default
 hadamard = torch.ops.gradwire.hadamard.default

@@ -280,7 +280,11 @@ class Peaks(NamedTuple):
 
 def peaks(values: Tensor, limit: int = _INFINITY) -> Peaks:
     """Measure blocks, one in each row; those that reach `limit` are not finite."""
-    peak_bits = magnitude_bits(values).amax(1, keepdim=True)
+    return peaks_of(magnitude_bits(values).amax(1, keepdim=True), limit)
+
+
+def peaks_of(peak_bits: Tensor, limit: int = _INFINITY) -> Peaks:
+    """Tell from the bits of peaks, int32 `[blocks, 1]`, what `Peaks` says."""
     peak = peak_bits.view(torch.float32)
     one = torch.ones_like(peak)
     lift = torch.where(peak < 2.0**-64, one * 2.0**64, one)

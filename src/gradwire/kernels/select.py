@@ -17,6 +17,7 @@ from gradwire.kernels import (
     reference,
     reference_float,
     reference_planes,
+    reference_shared,
     reference_sparse,
 )
 
@@ -26,6 +27,7 @@ _MODULES = {
     "float": reference_float,
     "mixed": reference_planes,
     "planes": reference_planes,
+    "shared": reference_shared,
     "sparse": reference_sparse,
 }
 

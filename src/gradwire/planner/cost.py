@@ -22,7 +22,9 @@ from gradwire.spec import (
     Entry,
     Float,
     LowRank,
+    Quantize,
     ReducerSpec,
+    SharedScale,
     Transfer,
     TwoPhase,
     codec_name,
@@ -209,16 +211,19 @@ def ring_cost(num_bytes: int, world_size: int, link: LinkSpeed) -> Cost:
 
 def _interleave(passes: Sequence[float], transfers: Sequence[Transfer], link: LinkSpeed) -> Cost:
     assert len(passes) == len(transfers) + 1, "work before, between and after the transfers"
-    stages = [
-        Stage(
-            codec_s,
-            max(t.sent_bytes, t.received_bytes) / link.bandwidth_bytes_per_s,
-            link.latency_s,
-            t.sent_bytes,
-        )
-        for codec_s, t in zip(passes, transfers, strict=False)
-    ]
+    stages = [transfer_stage(s, t, link) for s, t in zip(passes, transfers, strict=False)]
     return Cost((*stages, Stage(passes[-1])))
+
+
+def transfer_stage(codec_s: float, transfer: Transfer, link: LinkSpeed) -> Stage:
+    """Return work followed by a transfer over a link.
+
+    Example:
+        >>> transfer_stage(1.0, Transfer(100, 300), LinkSpeed(0.5, 100.0))
+        Stage(codec_s=1.0, link_s=3.0, latency_s=0.5, num_bytes=100)
+    """
+    link_s = max(transfer) / link.bandwidth_bytes_per_s
+    return Stage(codec_s, link_s, link.latency_s, transfer.sent_bytes)
 
 
 def _passes(
@@ -245,6 +250,12 @@ def _passes(
         case Broadcast():
             line = _Lines(hardware, reducer.codec)
             return (line.encode.time_s(num_bytes), line.decode.time_s(world_size * num_bytes))
+        case SharedScale():
+            # Peaks are found, agreed on in two exchanges, then levels written and added up.
+            line = _Lines(hardware, Quantize(reducer.bits))
+            read_s = num_bytes / hardware.device.copy_bytes_per_s
+            encoded_s, decoded_s = line.encode.time_s(num_bytes), line.decode.time_s(num_bytes)
+            return (read_s, 0.0, encoded_s, read_s / _ITEM_BYTES, decoded_s)
         case LowRank():
             # One product before the sum of P, one between, one after that of Q.
             name = f"encode low_rank:{reducer.matrix_rank}"

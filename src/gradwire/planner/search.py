@@ -10,7 +10,7 @@ from gradwire.plan import DENSE, Parameter, Rule
 from gradwire.planner.cost import Cost
 from gradwire.planner.errors import Errors, relative_error
 from gradwire.planner.step import ORDERLESS_RANKS, Setting
-from gradwire.spec import ReducerSpec
+from gradwire.spec import Hierarchical, ReducerSpec
 from gradwire.workload import Bucket
 
 ADVANTAGE = 0.05
@@ -87,7 +87,8 @@ def weigh(
         return Option(name, None, error, f"no speed known: {problem.field} {problem.value!r}")
     costs += [setting.cost(DENSE, rest)] if rest else []
     option = Option(name, tuple(costs), error)
-    if setting.world_size > 1 and option.sent_bytes >= dense.sent_bytes:
+    is_flat = not isinstance(reducer, Hierarchical)  # else it is about where bytes go
+    if is_flat and setting.world_size > 1 and option.sent_bytes >= dense.sent_bytes:
         return Option(name, None, error, "would not send fewer bytes")
     return option
 

@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 from gradwire.errors import SpecError
 from gradwire.plan import DENSE, Plan, Rule
 from gradwire.planner.errors import MAX_ERROR, Errors
+from gradwire.planner.levels import two_level_candidates
 from gradwire.planner.search import ADVANTAGE, EVEN, Option, Search, takes
 from gradwire.planner.step import Prediction, Setting, predict, predict_plain
 from gradwire.spec import ReducerSpec, parse_reducer
@@ -85,7 +86,8 @@ class Limits:
 
     Attributes:
         max_error: Largest relative error of a codec on a bucket's gradients.
-        candidates: Short names of what may be used; `"none"` always may.
+        candidates: Short names of what may be used; `"none"` always may, and
+            where nodes have several ranks, their hierarchical forms.
         caps_bytes: Bucket sizes that may be used; the first wins where all are even.
     """
 
@@ -142,6 +144,7 @@ def select_plan(
     """
     limits = limits or Limits()
     candidates = limits.reducers()
+    candidates |= two_level_candidates(candidates, setting.world_size, setting.ranks_per_node)
     searches = [
         Search(replace(setting, cap_bytes=cap), candidates, errors or {}, limits.max_error)
         for cap in limits.caps_bytes

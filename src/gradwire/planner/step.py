@@ -8,7 +8,8 @@ from dataclasses import dataclass, replace
 from gradwire.hardware import Hardware, LinkSpeed
 from gradwire.plan import DENSE, Assignment, Parameter, Plan
 from gradwire.planner.cost import Cost, Job, Overlap, overlap, reduction_cost, ring_cost
-from gradwire.spec import ReducerSpec, check_whole
+from gradwire.planner.levels import hierarchical_cost
+from gradwire.spec import Hierarchical, ReducerSpec, check_whole
 from gradwire.workload import BUCKET_BYTES, Bucket, Workload, gradient_bytes
 
 ORDERLESS_RANKS = 2
@@ -42,15 +43,20 @@ class Setting:
         check_whole("cap_bytes", self.cap_bytes, 1)
 
     @property
+    def _is_one_node(self) -> bool:
+        return self.ranks_per_node >= self.world_size
+
+    @property
     def link(self) -> LinkSpeed:
         """The slowest level that a flat exchange crosses."""
-        is_one_node = self.ranks_per_node >= self.world_size
-        return self.hardware.within if is_one_node else self.hardware.between
+        return self.hardware.within if self._is_one_node else self.hardware.between
 
     def at(self, bandwidth_bytes_per_s: float) -> Setting:
-        """Return the same setting with another link speed, for search."""
+        """Return the same setting with another speed of that level, for search."""
         link = replace(self.link, bandwidth_bytes_per_s=bandwidth_bytes_per_s, collectives={})
-        return replace(self, hardware=replace(self.hardware, within=link, between=link))
+        if self._is_one_node:
+            return replace(self, hardware=replace(self.hardware, within=link))
+        return replace(self, hardware=replace(self.hardware, between=link))
 
     def buckets(self) -> tuple[Bucket, ...]:
         """Return the buckets DDP would make."""
@@ -59,6 +65,8 @@ class Setting:
     def cost(self, reducer: ReducerSpec, parameters: Sequence[Parameter]) -> Cost:
         """Return what one reduction of these parameters costs."""
         entries = [p.entry for p in parameters]
+        if isinstance(reducer, Hierarchical):
+            return hierarchical_cost(reducer, entries, self.world_size, self.hardware, self.link)
         return reduction_cost(reducer, entries, self.world_size, self.hardware, self.link)
 
     def plain_cost(self, bucket: Bucket) -> Cost:

@@ -49,16 +49,19 @@ class Part:
     Attributes:
         slots: The parameters, in bucket order.
         segments: All of their values, cut into stretches.
-        shards: By rank, the stretches that rank owns under `TwoPhase`; filled
-            by the reducer that needs it.
+        shards: By rank (of a node, under `Hierarchical`), the stretches that
+            rank owns; filled by the reducer that needs it.
         run: First and last (exclusive) value in the bucket where the
             parameters lie one after the other without gaps, or None.
+        inner: By place in a node, what that rank reduces between nodes under
+            `Hierarchical`.
     """
 
     slots: tuple[Slot, ...]
     segments: Segments
     shards: tuple[Segments, ...] = ()
     run: tuple[int, int] | None = None
+    inner: tuple[Part, ...] = ()
 
     @classmethod
     def of(cls, slots: tuple[Slot, ...], shards: tuple[Segments, ...] = ()) -> Part:

@@ -70,7 +70,7 @@ class TwoPhaseReducer:
             codec.decode(payload[None], shard, out)
 
 
-def reduce_scatter(
+def reduce_scatter(  # noqa: PLR0913 - what a reducer has at hand
     codec: Codec,
     x: Tensor,
     shards: Sequence[Segments],
@@ -78,6 +78,8 @@ def reduce_scatter(
     residual: Tensor | None,
     group: Collective,
     out: Tensor,
+    *,
+    divisor: float | None = None,
 ) -> Steps[None]:
     """Send each rank its shard, encoded, and average what arrives of the own one.
 
@@ -89,9 +91,10 @@ def reduce_scatter(
         residual: What this rank owes to each shard, or None for no feedback.
         group: The ranks.
         out: Like `x`; only the own shard's values are written.
+        divisor: 1 for the sum; None for the mean.
     """
     # All of `x` is encoded before anything is written: `out` may be `x`.
     payloads = [codec.encode(x, shard, key, residual) for shard in shards]
     rows = payloads[group.rank].new_empty(group.world_size, payloads[group.rank].numel())
     yield from group.all_to_all(rows.unbind(), payloads)
-    codec.decode(rows, shards[group.rank], out, group.world_size)
+    codec.decode(rows, shards[group.rank], out, divisor or group.world_size)

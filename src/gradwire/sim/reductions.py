@@ -7,9 +7,10 @@ from dataclasses import replace
 
 from gradwire.errors import SpecError
 from gradwire.hardware import Hardware
-from gradwire.layout import shard, shard_numels
+from gradwire.layout import shard_numels
 from gradwire.plan import Assignment, Parameter
 from gradwire.sim.base import Cluster, Collective
+from gradwire.sim.levels import hierarchical_reduction
 from gradwire.sim.schedules import (
     Exchange,
     Groups,
@@ -24,9 +25,9 @@ from gradwire.spec import (
     FLOAT_BYTES,
     AllReduce,
     Broadcast,
-    CodecSpec,
     Entry,
     Float,
+    Hierarchical,
     LowRank,
     ReducerSpec,
     TwoPhase,
@@ -60,13 +61,7 @@ class Reductions:
         self._speeds = Speeds(hardware)
         self.ranks = self._ranks = cluster.ranks
         self._world: Groups = (tuple(range(cluster.ranks)),)
-        size = cluster.ranks_per_node
-        self._nodes: Groups = tuple(
-            tuple(range(first, first + size)) for first in range(0, cluster.ranks, size)
-        )
-        self._rails: Groups = tuple(
-            tuple(range(first, cluster.ranks, size)) for first in range(size)
-        )
+        self._ranks_per_node = cluster.ranks_per_node
         self._collective = collective
 
     def of(self, name: str, parameters: Sequence[Parameter]) -> list[Reduction]:
@@ -110,8 +105,10 @@ class Reductions:
 
     def _reduction(self, name: str, reducer: ReducerSpec, entries: list[Entry]) -> Reduction:
         if self._collective == "hierarchical" and isinstance(reducer, (AllReduce, TwoPhase)):
-            return self._hierarchical(name, reducer, entries)
+            reducer = Hierarchical(reducer, self._ranks_per_node)
         match reducer:
+            case Hierarchical():
+                return hierarchical_reduction(name, reducer, entries, self._ranks, self._speeds)
             case AllReduce():
                 return self._all_reduce(name, reducer, entries)
             case TwoPhase():
@@ -216,44 +213,3 @@ class Reductions:
         stages.append(Stage(third_s, 0.0, None))
         bits = 8 * _ITEM_BYTES * _ITEM_BYTES * sum(counts) / total
         return Reduction(name, tuple(stages), (), bits, self._collective == "ring")
-
-    def _hierarchical(
-        self, name: str, reducer: AllReduce | TwoPhase, entries: list[Entry]
-    ) -> Reduction:
-        """Sum in float32 within each node, combine between nodes, gather within."""
-        local, nodes = len(self._nodes[0]), len(self._nodes)
-        numel = sum(e.numel for e in entries)
-        codec = reducer.codec if isinstance(reducer, TwoPhase) else Float(reducer.format)
-        parts = [shard(numel, 1, r % local, local).numel for r in range(self._ranks)]
-        pieces = [
-            shard(part, codec.block_size, r // local, nodes).numel for r, part in enumerate(parts)
-        ]
-        within = tuple(float(_ITEM_BYTES * part) for part in parts)
-        between = _sizes(codec, [[n] if n else [] for n in pieces])
-        encode, decode = self._speeds.of(codec_name(codec))
-        is_dense = codec == Float("float32")
-        sum_s = local * self._speeds.sum_s_per_byte
-        coded = (0.0 if is_dense else encode.s_per_byte, 0.0 if is_dense else decode.s_per_byte)
-        stages = (
-            Stage(0.0, 0.0, Exchange(groups=self._nodes, sizes=within)),
-            Stage(0.0, sum_s + coded[0], Exchange(groups=self._rails, sizes=between)),
-            Stage(
-                0.0,
-                coded[1] + coded[0] / nodes,
-                Exchange(groups=self._rails, sizes=between, is_to_owner=False),
-            ),
-            Stage(0.0, coded[1], Exchange(groups=self._nodes, sizes=within, is_to_owner=False)),
-            Stage(0.0, 0.0, None),
-        )
-        return Reduction(name, stages, within, 8.0 * sum(between) / numel)
-
-
-def _sizes(codec: CodecSpec, numels: Sequence[Sequence[int]]) -> tuple[float, ...]:
-    known: dict[tuple[int, ...], float] = {}
-    out = []
-    for stretches in numels:
-        key = tuple(stretches)
-        if key not in known:
-            known[key] = float(codec.num_bytes(key)) if key else 0.0
-        out.append(known[key])
-    return tuple(out)

@@ -29,7 +29,7 @@ from gradwire.sim.messages import MessageTransport
 from gradwire.sim.reductions import Reductions
 from gradwire.sim.step import Step
 from gradwire.sim.transport import AlikeTransport, BulkTransport, Transport, Wiring
-from gradwire.spec import check_whole
+from gradwire.spec import Hierarchical, check_whole
 from gradwire.timeline import Timeline
 from gradwire.workload import BUCKET_BYTES, Workload
 
@@ -106,8 +106,12 @@ class EventSimulator:
             raise SpecError("EventSimulator.detail", self.detail, "possible where ranks differ")
         queue = EventQueue()
         wiring = Wiring(queue, cluster, hardware)
-        transport = self._transport(wiring, self._limits(engine, hardware, collective))
         assignments = plan.assign(workload.parameters, cluster.ranks)
+        has_levels = collective == "hierarchical" or any(
+            isinstance(a.reducer, Hierarchical) for a in assignments.values()
+        )
+        limits = self._limits(engine, hardware, collective, has_levels=has_levels)
+        transport = self._transport(wiring, limits)
         step = Step(
             queue=queue,
             workload=workload,
@@ -121,13 +125,15 @@ class EventSimulator:
         timeline = _run(step, _ENGINES[engine](step), cluster)
         return Simulation(timeline, transport.link_bytes, queue.processed, cluster.ranks)
 
-    def _limits(self, engine: Engine, hardware: Hardware, collective: Collective) -> Limits:
+    def _limits(
+        self, engine: Engine, hardware: Hardware, collective: Collective, *, has_levels: bool
+    ) -> Limits:
         """Return what each rank may have under way.
 
         A back end runs its own collectives in order; gradwire's exchanges
         follow each other on each connection.
         """
-        is_in_order = self.detail != "messages" and collective != "hierarchical"
+        is_in_order = self.detail != "messages" and not has_levels
         if collective == "ring" and engine != "overlap":
             return Limits(_GLOO_THREADS if hardware.device.kind == "cpu" else 1)
         credit = self.in_flight_bytes if engine == "overlap" else None

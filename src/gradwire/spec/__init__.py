@@ -29,6 +29,7 @@ from gradwire.spec.codecs import (
 )
 from gradwire.spec.data import reducer_from_dict, to_dict
 from gradwire.spec.fields import check_number, check_whole
+from gradwire.spec.hierarchical import Hierarchical
 from gradwire.spec.names import codec_name, parse_reducer, spec_key, spec_name
 from gradwire.spec.reducers import (
     MAX_STRETCH,
@@ -36,9 +37,11 @@ from gradwire.spec.reducers import (
     Broadcast,
     LowRank,
     TwoPhase,
+    even_transfers,
     sent_bytes,
     stretches,
 )
+from gradwire.spec.shared_scale import SharedScale
 
 __all__ = [
     "CODEC_SPECS",
@@ -55,9 +58,11 @@ __all__ = [
     "Entry",
     "Float",
     "FloatFormat",
+    "Hierarchical",
     "LowRank",
     "Quantize",
     "ReducerSpec",
+    "SharedScale",
     "Sign",
     "Sparse",
     "Transfer",
@@ -65,6 +70,7 @@ __all__ = [
     "check_number",
     "check_whole",
     "codec_name",
+    "even_transfers",
     "parse_reducer",
     "reducer_from_dict",
     "sent_bytes",

@@ -27,7 +27,15 @@ FLOAT_BYTES: dict[str, int] = {
 _SCALED = {"float16", "float8_e4m3", "float8_e5m2"}
 
 
-def _check_block_size(owner: str, block_size: int) -> None:
+def check_block_size(owner: str, block_size: int) -> None:
+    """Make sure that blocks are made of whole packing groups.
+
+    Raises:
+        SpecError: They are not.
+
+    Example:
+        >>> check_block_size("Quantize", 256)
+    """
     check_whole(f"{owner}.block_size", block_size, 0)
     if block_size < GROUP or block_size % GROUP or block_size > 1 << 16:
         raise SpecError(f"{owner}.block_size", block_size, f"a multiple of {GROUP} up to {1 << 16}")
@@ -58,7 +66,7 @@ class Float:
     def __post_init__(self) -> None:
         if self.format not in FLOAT_BYTES:
             raise SpecError("Float.format", self.format, "one of: " + ", ".join(FLOAT_BYTES))
-        _check_block_size("Float", self.block_size)
+        check_block_size("Float", self.block_size)
 
     @property
     def is_scaled(self) -> bool:
@@ -99,7 +107,7 @@ class Quantize:
             raise SpecError("Quantize.scale", self.scale, "one of: max, l2")
         if self.scale == "l2" and self.bits == 1:
             raise SpecError("Quantize.bits", 1, "at least 2 with scale='l2': a sign and a level")
-        _check_block_size("Quantize", self.block_size)
+        check_block_size("Quantize", self.block_size)
 
     @property
     def is_contraction(self) -> bool:
@@ -152,7 +160,7 @@ class BitPlanes:
     def __post_init__(self) -> None:
         check_whole("BitPlanes.bits", self.bits, 2, MAX_BITS)
         check_whole("BitPlanes.planes", self.planes, 2, self.bits)
-        _check_block_size("BitPlanes", self.block_size)
+        check_block_size("BitPlanes", self.block_size)
 
     def num_bytes(self, numels: Sequence[int]) -> int:
         """Size of the payload: header, scales, and a section for each plane."""
@@ -180,7 +188,7 @@ class Sign:
     block_size: int = 1024
 
     def __post_init__(self) -> None:
-        _check_block_size("Sign", self.block_size)
+        check_block_size("Sign", self.block_size)
 
     def num_bytes(self, numels: Sequence[int]) -> int:
         """Size of the payload: one float32 scale a block, then sign bits."""

@@ -9,6 +9,13 @@ from gradwire.errors import SpecError
 from gradwire.registry import Registry
 from gradwire.spec.base import CODEC_SPECS, REDUCER_SPECS, CodecSpec, ReducerSpec
 
+_NESTED: dict[str, Registry[type[Any]]] = {
+    "codec": CODEC_SPECS,
+    "second": CODEC_SPECS,
+    "inner": REDUCER_SPECS,
+}
+"""Fields that are specs themselves."""
+
 
 def to_dict(spec: CodecSpec | ReducerSpec) -> dict[str, Any]:
     """Turn a spec into JSON-ready data.
@@ -25,7 +32,7 @@ def to_dict(spec: CodecSpec | ReducerSpec) -> dict[str, Any]:
 
 
 def _plain(value: object) -> object:
-    if isinstance(value, CodecSpec):
+    if isinstance(value, (CodecSpec, ReducerSpec)):
         return to_dict(value)
     return [_plain(item) for item in value] if isinstance(value, tuple) else value
 
@@ -54,9 +61,9 @@ def _from_dict(registry: Registry[type[Any]], data: dict[str, Any]) -> Any:  # n
     unknown = sorted(set(values) - names)
     if unknown:
         raise SpecError(f"{cls.__name__} field", unknown[0], "one of: " + ", ".join(sorted(names)))
-    for name in ("codec", "second"):
+    for name, kinds in _NESTED.items():
         if values.get(name) is not None:
-            values[name] = _from_dict(CODEC_SPECS, values[name])
+            values[name] = _from_dict(kinds, values[name])
     if isinstance(values.get("senders"), list):
         values["senders"] = tuple(_from_dict(CODEC_SPECS, v) for v in values["senders"])
     try:

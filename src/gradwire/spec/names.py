@@ -8,7 +8,9 @@ from typing import Any, Literal
 from gradwire.errors import SpecError, UnknownIdError
 from gradwire.spec.base import CodecSpec, ReducerSpec
 from gradwire.spec.codecs import MAX_BITS, BitPlanes, Float, FloatFormat, Quantize, Sign, Sparse
+from gradwire.spec.hierarchical import Hierarchical
 from gradwire.spec.reducers import AllReduce, Broadcast, LowRank, TwoPhase
+from gradwire.spec.shared_scale import SharedScale
 
 _DENSE = ("float32", "bfloat16")
 _FLOATS: dict[str, FloatFormat] = {
@@ -32,6 +34,8 @@ _SHORT_FORMS = (
     *("sign", "topk[:density]", "threshold[:density]", "random_k[:density]", "low_rank[:rank]"),
 )
 
+_REDUCERS = ("broadcast", "two_phase", "shared_scale", "hierarchical[:ranks]")
+
 
 def parse_reducer(text: str) -> ReducerSpec:
     """Build a reducer spec from its short name.
@@ -39,8 +43,10 @@ def parse_reducer(text: str) -> ReducerSpec:
     Args:
         text: `none`, `bf16`, `fp16`, `fp8`, `int8` ... `int1`, `sign`, `topk`,
             `threshold`, `random_k`, `low_rank`; the last four take a number
-            after a colon (`topk:0.001`, `low_rank:4`). `@broadcast` or
-            `@two_phase` at the end chooses the reducer: `int4@broadcast`.
+            after a colon (`topk:0.001`, `low_rank:4`). `@broadcast`,
+            `@two_phase` or `@shared_scale` (`int8` ... `int3`, `fp8`) at the end
+            chooses the reducer: `int4@broadcast`. `@hierarchical` after that
+            keeps it to the links between nodes, `@hierarchical:8` of 8 ranks.
             `qsgd2` ... `qsgd8` are QSGD as published: L2 norms of blocks of
             512 (or the number after a colon), by broadcast and without
             feedback. `planes8:4` sends the first 4 bit planes of 8.
@@ -54,26 +60,40 @@ def parse_reducer(text: str) -> ReducerSpec:
     Example:
         >>> parse_reducer("int4")  # doctest: +ELLIPSIS
         TwoPhase(codec=Quantize(bits=4, ...), feedback=True, second=None)
+        >>> parse_reducer("none@hierarchical:8").ranks_per_node
+        8
     """
     if not isinstance(text, str):
         raise SpecError("spec", text, "a short name, such as int4")
+    inner, _, level = text.rpartition("@")
+    if level.partition(":")[0] == "hierarchical":
+        number = level.partition(":")[2]
+        ranks = _whole("Hierarchical.ranks_per_node", text, number, 1) if number else None
+        return Hierarchical(parse_reducer(inner), ranks)
     form, _, how = text.partition("@")
     name, _, number = form.partition(":")
     if name == "low_rank" and not how:
-        rank = _parameter(text, number, 1.0)
-        if not rank.is_integer():
-            raise SpecError("LowRank.matrix_rank", rank, "a whole number of at least 1")
-        return LowRank(int(rank))
+        return LowRank(_whole("LowRank.matrix_rank", text, number, 1))
     if form in ("none", "bf16") and not how:
         return AllReduce("float32" if name == "none" else "bfloat16")
     codec = _parse_codec(text, name, number)
+    if how == "shared_scale":
+        return _shared_scale(codec)
     is_qsgd = isinstance(codec, Quantize) and codec.scale == "l2"
     usual = "broadcast" if is_qsgd or isinstance(codec, (Sparse, BitPlanes)) else "two_phase"
     reducer = how or usual
     if reducer not in ("broadcast", "two_phase"):
-        raise UnknownIdError("reducer", reducer, ["broadcast", "two_phase"])
+        raise UnknownIdError("reducer", reducer, _REDUCERS)
     feedback = _wants_feedback(codec)
     return Broadcast(codec, feedback) if reducer == "broadcast" else TwoPhase(codec, feedback)
+
+
+def _shared_scale(codec: CodecSpec) -> SharedScale:
+    if codec == Float("float8_e4m3"):
+        return SharedScale(accumulator="float8_e4m3", feedback=False)
+    if not isinstance(codec, Quantize):
+        raise SpecError("codec of shared_scale", codec, "int8 ... int3 or fp8, which can be summed")
+    return SharedScale(codec.bits)
 
 
 def _wants_feedback(codec: CodecSpec) -> bool:
@@ -94,18 +114,18 @@ def _parse_codec(text: str, name: str, number: str) -> CodecSpec:
     if name.startswith("int") and name[3:].isdecimal() and not number:
         return Quantize(int(name[3:]), rounding="nearest" if name == "int2" else "stochastic")
     if name in _QSGD:
-        return Quantize(int(name[4:]), _whole(text, number, 512), scale="l2")
+        return Quantize(int(name[4:]), _whole("spec", text, number, 512), scale="l2")
     if name in _PLANES:
-        return BitPlanes(int(name[6:]), _whole(text, number, int(name[6:])))
+        return BitPlanes(int(name[6:]), _whole("spec", text, number, int(name[6:])))
     if name in _SELECTIONS:
         return Sparse(_parameter(text, number, 0.01), _SELECTIONS[name])
     raise UnknownIdError("spec", text, _SHORT_FORMS)
 
 
-def _whole(text: str, number: str, default: int) -> int:
+def _whole(field: str, text: str, number: str, default: int) -> int:
     value = _parameter(text, number, float(default))
     if not value.is_integer():
-        raise SpecError("spec", text, "a name and a whole number, such as planes8:4")
+        raise SpecError(field, value, "a whole number of at least 1")
     return int(value)
 
 
@@ -158,6 +178,10 @@ def spec_name(spec: ReducerSpec) -> str:
             return codec_name(Float(spec.format))
         case LowRank():
             return f"low_rank:{spec.matrix_rank}"
+        case SharedScale():
+            return codec_name(Float("float8_e4m3") if spec.is_float else Quantize(spec.bits))
+        case Hierarchical():
+            return spec_name(spec.inner)
         case _:
             return spec.id if codec is None else codec_name(codec)
 
@@ -169,6 +193,9 @@ def spec_key(spec: ReducerSpec) -> str:
         >>> spec_key(TwoPhase(Quantize(4)))
         'two_phase(quantize bits=4)'
     """
+    if isinstance(spec, Hierarchical):
+        details = "" if spec.format == "float32" else f" {spec.format}"
+        return f"hierarchical:{spec.ranks_per_node}{details}({spec_key(spec.inner)})"
     codec = getattr(spec, "codec", None)
     inner: Any = codec if codec is not None else spec
     changed = {

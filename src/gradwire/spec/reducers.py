@@ -37,8 +37,13 @@ def _check_feedback(owner: str, codec: CodecSpec, *, feedback: bool) -> None:
         )
 
 
-def _even_transfers(numel: int, itemsize: int, world_size: int, rank: int) -> tuple[Transfer, ...]:
-    """Exchanges of a direct all-reduce: shards to their owners, then back."""
+def even_transfers(numel: int, itemsize: int, world_size: int, rank: int) -> tuple[Transfer, ...]:
+    """Return the exchanges of a direct all-reduce: shards to their owners, then back.
+
+    Example:
+        >>> even_transfers(3, 4, 2, 0)
+        (Transfer(sent_bytes=8, received_bytes=4), Transfer(sent_bytes=4, received_bytes=8))
+    """
     if world_size == 1 or numel == 0:
         return ()
     own = shard(numel, 1, rank, world_size).numel
@@ -70,7 +75,7 @@ class AllReduce:
     ) -> tuple[Transfer, ...]:
         """Return the two exchanges of a direct all-reduce."""
         numel = sum(e.numel for e in entries)
-        return _even_transfers(numel, FLOAT_BYTES[self.format], world_size, rank)
+        return even_transfers(numel, FLOAT_BYTES[self.format], world_size, rank)
 
 
 @REDUCER_SPECS.register("two_phase")
@@ -147,7 +152,7 @@ class TwoPhase:
             for is_first, sizes in zip(
                 (True, False), self.shard_bytes(entries, world_size), strict=True
             )
-            for moved in [_spread_and_collect(sizes, rank)]
+            for moved in [spread_and_collect(sizes, rank)]
         )
 
 
@@ -166,8 +171,13 @@ def _shard_bytes(
     return tuple(first[n] for n in numels), tuple(second[n] for n in numels)
 
 
-def _spread_and_collect(sizes: Sequence[int], rank: int) -> tuple[int, int]:
-    """Bytes of the others' shards, and of the own shard once for each other rank."""
+def spread_and_collect(sizes: Sequence[int], rank: int) -> tuple[int, int]:
+    """Return the bytes of others' shards, and of the own one for each of them.
+
+    Example:
+        >>> spread_and_collect([10, 20, 30], 0)
+        (50, 20)
+    """
     return sum(sizes) - sizes[rank], sizes[rank] * (len(sizes) - 1)
 
 
@@ -296,7 +306,7 @@ class LowRank:
         shapes = [self.matrix_shape(e.shape) for e in entries]
         rows = sum(min(self.matrix_rank, *s) * s[0] for s in shapes)
         columns = sum(min(self.matrix_rank, *s) * s[1] for s in shapes)
-        return _even_transfers(rows, 4, world_size, rank) + _even_transfers(
+        return even_transfers(rows, 4, world_size, rank) + even_transfers(
             columns, 4, world_size, rank
         )
 

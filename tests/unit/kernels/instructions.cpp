@@ -18,6 +18,8 @@ using Dequantize = int64_t (*)(const uint8_t*, int64_t, int64_t, const int64_t*,
 using Sign = int64_t (*)(const float*, int64_t, const int64_t*, int64_t, int, float*, int64_t, float, uint8_t*, int64_t);
 using Unsign = int64_t (*)(const uint8_t*, int64_t, int64_t, const int64_t*, int64_t, int, float, int, float*, int64_t);
 using Shorten = int64_t (*)(const float*, int64_t, const int64_t*, int64_t, int, int, float*, int64_t, float, uint8_t*, int64_t);
+using SharedEncode = int64_t (*)(const float*, int64_t, const int64_t*, int64_t, const int32_t*, int64_t, uint64_t, int, int, float*, int64_t, uint8_t*, int64_t);
+using SharedSum = int64_t (*)(const uint8_t*, int64_t, int64_t, int, void*, int);
 using Hadamard = void (*)(const float*, float*, int64_t, int64_t, float);
 
 int main(int argc, char** argv) {
@@ -30,6 +32,7 @@ int main(int argc, char** argv) {
   const int bits = isdigit(what.back()) ? what.back() - '0' : 4;
   std::vector<float> x(n), e(n);
   std::vector<uint8_t> payload(n * 2 + 1024);
+  std::vector<int32_t> peaks(n / 256, 0x3F800000);
   uint32_t state = 1;
   for (float& value : x) {
     state = state * 1664525u + 1013904223u;
@@ -53,6 +56,10 @@ int main(int argc, char** argv) {
       status = find<Shorten>(library, "gw_float_encode")(x.data(), n, row, 1, 3, 256, nullptr, 0, 0, payload.data(), floats);
     else if (what == "e4m3_accumulate")
       status = find<Dequantize>(library, "gw_float_decode")(payload.data(), 1, floats, row, 1, 3, 256, 1, 1, e.data(), n);
+    else if (what == "shared_encode")
+      status = find<SharedEncode>(library, "gw_shared_encode")(x.data(), n, row, 1, peaks.data(), n / 256, 7, 8, 256, e.data(), n, payload.data(), n);
+    else if (what == "shared_sum")  // int16 += int8
+      status = find<SharedSum>(library, "gw_shared_sum")(payload.data(), 1, n, 1, e.data(), 2);
     else if (what == "hadamard") {
       find<Hadamard>(library, "gw_hadamard")(x.data(), e.data(), n / 1024, 1024, 0.03125f);
       status = 0;

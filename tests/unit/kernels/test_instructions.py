@@ -28,6 +28,8 @@ GATES = {
     "e4m3_encode": 3.4,
     "e4m3_accumulate": 2.1,
     "hadamard": 3.3,
+    "shared_encode": 3.9,
+    "shared_sum": 0.45,
 }
 
 

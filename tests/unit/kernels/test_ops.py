@@ -41,6 +41,8 @@ def arguments() -> dict[str, tuple]:
     blank["planes"][0] = 3  # announced
     x, e, out = bucket(), bucket(1), bucket(2)
     tail = (1.0, False, out)
+    peaks, levels = torch.ones(3, dtype=torch.int32), torch.zeros(NUMEL, dtype=torch.int8)
+    sums = torch.zeros(NUMEL, dtype=torch.int16)
     return {
         "quantize_encode": (x, SEGMENTS, 1, 4, 256, False, e, 0.0, blank["quantize"]),
         "quantize_decode": (blank["quantize"][None], SEGMENTS, 4, 256, *tail),
@@ -61,6 +63,10 @@ def arguments() -> dict[str, tuple]:
         ),
         "sparse_topk_encode": (x, SEGMENTS, capacities, e, 0.0, blank["sparse"]),
         "sparse_decode": (blank["sparse"][None], SEGMENTS, capacities, *tail),
+        "shared_peaks": (x, SEGMENTS, e, 256, peaks),
+        "shared_encode": (x, SEGMENTS, peaks, 1, 4, 256, e, levels),
+        "shared_sum": (levels[None], True, sums),
+        "shared_decode": (sums, SEGMENTS, peaks, 4, 256, 2.0, out),
         "hadamard": (x[:512], 256, out[:512]),
     }
 
@@ -165,3 +171,32 @@ def test_report_names_every_op() -> None:
     assert [choice.op for choice in report.choices] == list(ops.names())
     native = any(choice.backend == "native" for choice in report.choices)
     assert report.isa == (cpu.ISA_LEVELS[cpu.isa()] if native else None)
+
+
+@pytest.mark.parametrize("name", ["shared_peaks", "shared_encode", "shared_decode"])
+@pytest.mark.parametrize("table", ["native", "reference"])
+def test_peaks_that_do_not_fit_the_blocks_are_refused(name: str, table: str) -> None:
+    if table == "native" and cpu.missing():
+        pytest.skip(f"native: {cpu.missing()}")
+    kernel = (cpu.KERNELS if table == "native" else select.REFERENCE)[name]
+    given = list(arguments()[name])
+    given[4 if name == "shared_peaks" else 2] = torch.ones(4, dtype=torch.int32)
+    with pytest.raises(SpecError, match=r"peaks=\[4\] is not \[3\], one for each block"):
+        kernel(*given)
+
+
+@pytest.mark.parametrize("table", ["native", "reference"])
+def test_levels_that_do_not_fit_the_values_are_refused(table: str) -> None:
+    if table == "native" and cpu.missing():
+        pytest.skip(f"native: {cpu.missing()}")
+    kernel = (cpu.KERNELS if table == "native" else select.REFERENCE)["shared_encode"]
+    with pytest.raises(SpecError, match=r"levels=\[3\] is not \[700\]"):
+        kernel(*arguments()["shared_encode"][:-1], torch.zeros(3, dtype=torch.int8))
+
+
+def test_sums_of_another_dtype_or_length_are_refused() -> None:
+    levels = torch.zeros(2, 5, dtype=torch.int8)
+    with pytest.raises(SpecError, match="dtype of total"):
+        ops.shared_sum(levels, False, torch.zeros(5))
+    with pytest.raises(SpecError, match=r"levels=\[2, 5\] is not rows of 4"):
+        ops.shared_sum(levels, False, torch.zeros(4, dtype=torch.int16))

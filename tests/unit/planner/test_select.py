@@ -154,7 +154,8 @@ def test_one_node_crosses_the_fast_level_only():
     fast, slow = LinkSpeed(1e-6, 1e11), LinkSpeed(1e-3, 1e6)
     speeds = replace(hardware(slow), within=fast)
     assert select_plan(Setting(accel(), speeds, 4, ranks_per_node=4)).plan == Plan.of("none")
-    assert select_plan(Setting(accel(), speeds, 4, ranks_per_node=2)).plan == Plan.of("int6")
+    two_levels = select_plan(Setting(accel(), speeds, 4, ranks_per_node=2))
+    assert two_levels.plan == Plan.of("int6@hierarchical:2")
 
 
 @pytest.mark.parametrize("wrong", [{"max_error": -1.0}, {"caps_bytes": ()}])

@@ -76,6 +76,10 @@ struct Level {
   void (*sparse_threshold)(const SparseJob&);
   void (*sparse_encode)(const SparseJob&);
   int64_t (*sparse_decode)(const DecodeJob&, const int64_t* capacities);
+  void (*shared_peaks)(const EncodeJob&, int32_t* peaks);
+  void (*shared_encode)(const EncodeJob&, const int32_t* peaks);
+  void (*shared_sum)(const int8_t* levels, int64_t rows, int64_t numel, bool accumulate, void* total, int width);
+  void (*shared_decode)(const DecodeJob&, const int32_t* peaks, int width);
   void (*hadamard)(const float* x, float* out, int64_t blocks, int64_t block_size, float norm);
 };
 

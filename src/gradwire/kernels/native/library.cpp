@@ -217,6 +217,43 @@ GW_EXPORT int64_t gw_sparse_decode(const uint8_t* payloads, int64_t rows, int64_
                                    capacities);
 }
 
+GW_EXPORT int64_t gw_shared_peaks(const float* x, int64_t values, const Stretch* stretches,
+                                  int64_t count, int block_size, float* residual,
+                                  int64_t residual_values, int32_t* peaks, int64_t blocks) {
+  if (!inside(stretches, count, {values, residual ? residual_values : -1}, block_size)) return -1;
+  if (total_blocks(stretches, count, block_size) != blocks) return -1;
+  level().shared_peaks({x, stretches, count, residual, 0, nullptr, block_size, 0, false, 0}, peaks);
+  return 0;
+}
+
+GW_EXPORT int64_t gw_shared_encode(const float* x, int64_t values, const Stretch* stretches,
+                                   int64_t count, const int32_t* peaks, int64_t blocks,
+                                   uint64_t stream, int bits, int block_size, float* residual,
+                                   int64_t residual_values, uint8_t* levels, int64_t level_count) {
+  if (!inside(stretches, count, {values, residual ? residual_values : -1}, block_size)) return -1;
+  if (total_blocks(stretches, count, block_size) != blocks) return -1;
+  if (total_blocks(stretches, count, 1) != level_count) return -1;
+  level().shared_encode({x, stretches, count, residual, 0, levels, block_size, bits, false, stream}, peaks);
+  return 0;
+}
+
+GW_EXPORT int64_t gw_shared_sum(const int8_t* levels, int64_t rows, int64_t numel, int accumulate,
+                                void* total, int width) {
+  level().shared_sum(levels, rows, numel, accumulate != 0, total, width);
+  return 0;
+}
+
+GW_EXPORT int64_t gw_shared_decode(const uint8_t* sums, int64_t sum_count, int width,
+                                   const Stretch* stretches, int64_t count, const int32_t* peaks,
+                                   int64_t blocks, int bits, int block_size, float divisor,
+                                   float* out, int64_t values) {
+  if (!inside(stretches, count, {values, -1}, block_size)) return -1;
+  if (total_blocks(stretches, count, block_size) != blocks) return -1;
+  if (total_blocks(stretches, count, 1) != sum_count) return -1;
+  level().shared_decode({sums, 1, 0, stretches, count, block_size, bits, divisor, false, out}, peaks, width);
+  return 0;
+}
+
 GW_EXPORT void gw_hadamard(const float* x, float* out, int64_t blocks, int64_t block_size, float norm) {
   level().hadamard(x, out, blocks, block_size, norm);
 }
