@@ -19,9 +19,10 @@ from gradwire.errors import GradwireError
 from gradwire.kernels import ops, reference_sparse
 from gradwire.kernels.triton.blocks import (
     from_row,
-    keep_lost,
     load_owed,
+    load_values,
     magnitudes,
+    store_values,
     tile_of,
     write_mean,
 )
@@ -166,7 +167,12 @@ def write_kernel(
     x_ptr = from_row(x_ptr, row, 1, start, ALIGNED)
     residual_ptr = from_row(residual_ptr, row, 2, start, ALIGNED)
     index = tl.arange(0, _TILE)
-    value = load_owed(x_ptr, residual_ptr, index, left, is_full, FEEDBACK)
+    value = load_values(x_ptr, index, left, is_full)
+    old = value
+    if FEEDBACK != 0:
+        old = load_values(residual_ptr, index, left, is_full)
+    if FEEDBACK == 1:
+        value = value + old
     stretch = tl.load(row + 5)
     flags, wild = _selected(value, tl.load(cuts_ptr + stretch), index, left)
     before = before_ptr + tl.program_id(0)
@@ -177,15 +183,16 @@ def write_kernel(
     wild_rank = tl.load(before + tiles) + sums // _WILD
     fits = tl.where(wild, wild_rank < most_wild, above_rank < most_above)
     sent = (flags > 0) & fits
-    slot = tl.load(row + 7) + tl.minimum(above_rank, most_above) + tl.minimum(wild_rank, most_wild)
-    tl.store(places_ptr + slot, start.to(tl.int32) + index, mask=sent)
-    tl.store(numbers_ptr + slot, value, mask=sent)
+    slot = tl.minimum(above_rank, most_above) + tl.minimum(wild_rank, most_wild)
+    first_slot = tl.load(row + 7)
+    tl.store(places_ptr + first_slot + slot, start.to(tl.int32) + index, mask=sent)
+    tl.store(numbers_ptr + first_slot + slot, value, mask=sent)
     if FEEDBACK == 1:
-        value = tl.where(sent, 0.0, value)
-        may = wild == 0
-    else:
-        may = (sent | wild) == 0
-    keep_lost(residual_ptr, index, value, may, gain, left, is_full, FEEDBACK)
+        unsent = tl.where(wild, old, tl.where(sent, 0.0, value))
+        store_values(residual_ptr, index, unsent, left, is_full)
+    elif FEEDBACK == 2:
+        unsent = tl.where(sent | wild, old, old + value * gain)
+        store_values(residual_ptr, index, unsent, left, is_full)
 
 
 @triton.jit(do_not_specialize=["row_words", "places", "rows"])
