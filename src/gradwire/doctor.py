@@ -7,15 +7,22 @@ import os
 import platform
 import shutil
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
+from typing import TYPE_CHECKING
 
 from gradwire.errors import GradwireError
 from gradwire.lab.latency import PROGRAM
 from gradwire.version import installed_version
 
+if TYPE_CHECKING:
+    from gradwire.kernels.select import Choice
+
 EXTRAS = {"jinja2": "jinja2", "matplotlib": "matplotlib", "scikit-learn": "sklearn"}
 """Packages of the extra `demo`, and the modules they bring."""
+
+_MATRIX_UNITS = ("bf16", "int8", "fp8")
 
 _NOT_BUILT = "this build of torch has none"
 
@@ -59,7 +66,7 @@ def examine() -> list[Check]:
         Check("base", "Python", platform.python_version()),
     ]
     torch = _torch()
-    kernels = _kernels() if torch[0].is_available else []
+    kernels = [*_kernels(), *_device()] if torch[0].is_available else []
     return [*base, *torch, *kernels, *_extras(), *_lab()]
 
 
@@ -90,15 +97,39 @@ def _kernels() -> list[Check]:
     except GradwireError as error:
         return [Check("kernels", "native kernels", "", str(error))]
     report = select.report()
-    return [
-        Check(
-            "kernels",
-            f"native {choice.op}",
-            report.isa or "",
-            choice.reason and f"the reference runs instead: {choice.reason}",
-        )
-        for choice in report.choices
-    ]
+    checks = _by_reason("native kernels", report.isa or "", report.choices)
+    return checks + _by_reason("Triton kernels", "CUDA devices", report.cuda_choices)
+
+
+def _by_reason(kernels: str, detail: str, choices: Sequence[Choice]) -> list[Check]:
+    """Make one check of all ops that have a kernel, or lack one for the same reason."""
+    by_reason: dict[str | None, list[str]] = {}
+    for choice in choices:
+        by_reason.setdefault(choice.reason, []).append(choice.op)
+    checks = []
+    for reason, names in by_reason.items():
+        name = kernels if reason is None or len(names) == len(choices) else ", ".join(names)
+        why = reason and f"the reference runs instead: {reason}"
+        checks.append(Check("kernels", name, f"{detail}: {', '.join(names)}", why))
+    return checks
+
+
+def _device() -> list[Check]:
+    """Say what multiplies matrices here, and whether this machine was measured."""
+    from gradwire.measure import cache, device  # noqa: PLC0415 - loads torch
+
+    here = device.this_device()
+    found = device.identify(here)
+    missing = [unit for unit in _MATRIX_UNITS if unit not in found.capabilities]
+    units = [unit for unit in found.capabilities if unit in _MATRIX_UNITS]
+    checks = [Check("device", found.kind, f"{found.name}: {', '.join(found.capabilities)}")]
+    checks += [Check("matrix units", unit, found.name) for unit in units]
+    reason = f"{found.name} has none"
+    checks += [Check("matrix units", unit, "", reason) for unit in missing]
+    machine = cache.Machine.here()
+    kept = cache.load(machine).reason
+    advice = kept and f"{kept}; run: gradwire measure"
+    return [*checks, Check("device", "measured speeds", str(cache.path_of(machine)), advice)]
 
 
 def missing_extras() -> list[str]:

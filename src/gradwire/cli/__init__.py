@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from gradwire.cli import demo, doctor
+from gradwire.cli import bench, demo, doctor, measure, plan, report, simulate
 from gradwire.errors import CommandError, GradwireError, SpecError
 from gradwire.version import installed_version
 
@@ -48,5 +48,10 @@ def main() -> None:
     """Compressed gradient exchange for PyTorch data-parallel training."""
 
 
+main.add_command(bench.command)
 main.add_command(demo.command)
 main.add_command(doctor.command)
+main.add_command(measure.command)
+main.add_command(plan.command)
+main.add_command(report.command)
+main.add_command(simulate.command)

@@ -8,6 +8,7 @@ same spec, so they cannot disagree.
 
 from __future__ import annotations
 
+from gradwire.spec.adaptive import LEVELS, Adaptive
 from gradwire.spec.base import (
     CODEC_SPECS,
     REDUCER_SPECS,
@@ -19,6 +20,7 @@ from gradwire.spec.base import (
 from gradwire.spec.codecs import (
     FLOAT_BYTES,
     MAX_BITS,
+    BitPlanes,
     Float,
     FloatFormat,
     Quantize,
@@ -27,7 +29,7 @@ from gradwire.spec.codecs import (
 )
 from gradwire.spec.data import reducer_from_dict, to_dict
 from gradwire.spec.fields import check_number, check_whole
-from gradwire.spec.names import parse_reducer, spec_key
+from gradwire.spec.names import codec_name, parse_reducer, spec_key, spec_name
 from gradwire.spec.reducers import (
     MAX_STRETCH,
     AllReduce,
@@ -41,10 +43,13 @@ from gradwire.spec.reducers import (
 __all__ = [
     "CODEC_SPECS",
     "FLOAT_BYTES",
+    "LEVELS",
     "MAX_BITS",
     "MAX_STRETCH",
     "REDUCER_SPECS",
+    "Adaptive",
     "AllReduce",
+    "BitPlanes",
     "Broadcast",
     "CodecSpec",
     "Entry",
@@ -59,10 +64,12 @@ __all__ = [
     "TwoPhase",
     "check_number",
     "check_whole",
+    "codec_name",
     "parse_reducer",
     "reducer_from_dict",
     "sent_bytes",
     "spec_key",
+    "spec_name",
     "stretches",
     "to_dict",
 ]

@@ -5,10 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import ClassVar, Literal
 
 from gradwire.errors import SpecError
-from gradwire.layout import GROUP, Stretch, shard
+from gradwire.layout import GROUP, Stretch, shard, shard_numels
 from gradwire.spec.base import CODEC_SPECS, REDUCER_SPECS, CodecSpec, Entry, ReducerSpec, Transfer
 from gradwire.spec.codecs import FLOAT_BYTES, Quantize, Sign, Sparse
 from gradwire.spec.fields import check_switch, check_whole
@@ -129,21 +130,40 @@ class TwoPhase:
         size = self.codec.block_size
         return [shard(e.numel, size, owner, world_size, e.stream) for e in entries]
 
+    def shard_bytes(
+        self, entries: Sequence[Entry], world_size: int
+    ) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """Return the size of each rank's shard, as gradients and as means."""
+        return _shard_bytes(self, tuple(entries), world_size)
+
     def transfers(
         self, entries: Sequence[Entry], world_size: int, rank: int
     ) -> tuple[Transfer, ...]:
         """Return the exchange of shards and the exchange of their means."""
         if world_size == 1:
             return ()
-        numels = [
-            [s.numel for s in self.shards(entries, owner, world_size) if s.numel]
-            for owner in range(world_size)
-        ]
         return tuple(
-            Transfer(*(sizes if is_first else reversed(sizes)))
-            for is_first, codec in ((True, self.codec), (False, self.mean_codec))
-            for sizes in [_spread_and_collect([codec.num_bytes(n) for n in numels], rank)]
+            Transfer(*(moved if is_first else reversed(moved)))
+            for is_first, sizes in zip(
+                (True, False), self.shard_bytes(entries, world_size), strict=True
+            )
+            for moved in [_spread_and_collect(sizes, rank)]
         )
+
+
+@lru_cache(maxsize=256)
+def _shard_bytes(
+    spec: TwoPhase, entries: tuple[Entry, ...], world_size: int
+) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    size = spec.codec.block_size
+    rows = [shard_numels(e.numel, size, world_size, e.stream) for e in entries]
+    numels = list(zip(*rows, strict=True)) if rows else [()] * world_size
+    kinds = {n: [x for x in n if x] for n in set(numels)}  # of many ranks, most own alike
+    first, second = (
+        {n: codec.num_bytes(kept) for n, kept in kinds.items()}
+        for codec in (spec.codec, spec.mean_codec)
+    )
+    return tuple(first[n] for n in numels), tuple(second[n] for n in numels)
 
 
 def _spread_and_collect(sizes: Sequence[int], rank: int) -> tuple[int, int]:
@@ -171,6 +191,14 @@ class Broadcast:
     One exchange instead of two, but `N - 1` payloads a rank: for few ranks, or
     for payloads that stay small however many ranks there are.
 
+    Attributes:
+        codec: How gradients travel.
+        feedback: Whether what was lost is owed in the next step.
+        senders: By rank, a codec of its own, so that a slow link sends less;
+            None where all use `codec`.
+        force: Whether a plan accepts it where a bfloat16 all-reduce would
+            move fewer bytes.
+
     Example:
         >>> spec = Broadcast(Sparse(density=0.01))
         >>> spec.transfers([Entry(0, (100_000,))], world_size=2, rank=0)
@@ -180,10 +208,36 @@ class Broadcast:
     id: ClassVar[str] = "broadcast"
     codec: CodecSpec
     feedback: bool = True
+    senders: tuple[CodecSpec, ...] | None = None
+    force: bool = False
 
     def __post_init__(self) -> None:
-        _check_codec("Broadcast.codec", self.codec)
-        _check_feedback("Broadcast", self.codec, feedback=self.feedback)
+        if self.senders is not None:
+            if not isinstance(self.senders, (tuple, list)):
+                raise SpecError(
+                    "Broadcast.senders", self.senders, "a tuple of codec specs, by rank"
+                )
+            object.__setattr__(self, "senders", tuple(self.senders))
+        check_switch("Broadcast.force", self.force)
+        for codec in (self.codec, *(self.senders or ())):
+            _check_codec("Broadcast.codec", codec)
+            _check_feedback("Broadcast", codec, feedback=self.feedback)
+
+    def codecs(self, world_size: int) -> tuple[CodecSpec, ...]:
+        """Return the codec of each rank.
+
+        Raises:
+            SpecError: `senders` are of another number of ranks.
+        """
+        if self.senders is None:
+            return (self.codec,) * world_size
+        if len(self.senders) != world_size:
+            raise SpecError(
+                "Broadcast.senders",
+                f"{len(self.senders)} codecs",
+                f"{world_size}, one for each rank",
+            )
+        return self.senders
 
     def transfers(
         self, entries: Sequence[Entry], world_size: int, rank: int
@@ -191,8 +245,23 @@ class Broadcast:
         """Return the one exchange of whole payloads."""
         if world_size == 1:
             return ()
-        size = self.codec.num_bytes([s.numel for e in entries for s in stretches(e.numel)])
-        return (Transfer(size * (world_size - 1), size * (world_size - 1)),)
+        numels = [s.numel for e in entries for s in stretches(e.numel)]
+        sizes = [codec.num_bytes(numels) for codec in self.codecs(world_size)]
+        return (Transfer(sizes[rank] * (world_size - 1), sum(sizes) - sizes[rank]),)
+
+    def refusal(self, entries: Sequence[Entry], world_size: int) -> str | None:
+        """Return why a bfloat16 all-reduce is the better choice, or None.
+
+        Example:
+            >>> Broadcast(Quantize(8)).refusal([Entry(0, (1024, 1024))], world_size=8)
+            'sends 7454720 bytes a rank with 8 ranks, a bf16 all-reduce 3670016'
+        """
+        own, bf16 = (
+            sent_bytes(spec, entries, world_size) for spec in (self, AllReduce("bfloat16"))
+        )
+        if self.force or world_size == 1 or own < bf16:
+            return None
+        return f"sends {own} bytes a rank with {world_size} ranks, a bf16 all-reduce {bf16}"
 
 
 @REDUCER_SPECS.register("low_rank")
@@ -239,7 +308,13 @@ def sent_bytes(spec: ReducerSpec, entries: Sequence[Entry], world_size: int) -> 
         >>> sent_bytes(AllReduce("float32"), [Entry(0, (100,))], 2)
         400
     """
+    if isinstance(spec, TwoPhase) and world_size > 1:
+        first, second = spec.shard_bytes(entries, world_size)
+        others = world_size - 1
+        return sum(first) + max(others * m - s for s, m in zip(first, second, strict=True))
+    # Plain sums are cut evenly: nobody's shard is larger than the last one's.
+    is_even = isinstance(spec, (AllReduce, LowRank))
     return max(
         sum(t.sent_bytes for t in spec.transfers(entries, world_size, rank))
-        for rank in range(world_size)
+        for rank in range(world_size - 1 if is_even else 0, world_size)
     )

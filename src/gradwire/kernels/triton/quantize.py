@@ -6,6 +6,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from gradwire.kernels import reference
 from gradwire.kernels.triton.blocks import (
     clear_paddings,
     from_row,
@@ -231,11 +232,19 @@ def quantize_encode(
     residual: Tensor | None,
     gain: float,
     payload: Tensor,
+    l2: bool = False,
 ) -> None:
-    """See `gradwire.kernels.reference.quantize_encode`."""
+    """See `gradwire.kernels.reference.quantize_encode`.
+
+    Scales from norms are there for comparisons; the reference makes them.
+    """
+    if l2:
+        arguments = (x, segments, stream, bits, block_size, nearest, residual, gain, payload)
+        reference.quantize_encode(*arguments, l2)
+        return
     spec = Quantize(bits, block_size)
-    arguments = (x, segments, residual, gain, payload)
-    launch_encode(encode_kernel, spec, *arguments, stream, BITS=bits, NEAREST=nearest)
+    meta = {"BITS": bits, "NEAREST": nearest}
+    launch_encode(encode_kernel, spec, x, segments, residual, gain, payload, stream, **meta)
 
 
 def quantize_decode(

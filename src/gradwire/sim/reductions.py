@@ -1,0 +1,259 @@
+"""Reductions: turns a plan's buckets into work and messages."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from gradwire.errors import SpecError
+from gradwire.hardware import Hardware
+from gradwire.layout import shard, shard_numels
+from gradwire.plan import Assignment, Parameter
+from gradwire.sim.base import Cluster, Collective
+from gradwire.sim.schedules import (
+    Exchange,
+    Groups,
+    Phase,
+    Ring,
+    multicast,
+    tree_all_gather,
+    tree_all_reduce,
+)
+from gradwire.sim.stages import Reduction, Speeds, Stage
+from gradwire.spec import (
+    FLOAT_BYTES,
+    AllReduce,
+    Broadcast,
+    CodecSpec,
+    Entry,
+    Float,
+    LowRank,
+    ReducerSpec,
+    TwoPhase,
+    codec_name,
+)
+from gradwire.workload import gradient_bytes
+
+_ITEM_BYTES = 4
+
+
+class Reductions:
+    """Turns buckets into reductions.
+
+    Args:
+        assignments: Reducer of each parameter.
+        hardware: Speeds of the codecs.
+        cluster: How many ranks, and which share a node.
+        collective: How bytes travel.
+    """
+
+    def __init__(
+        self,
+        assignments: Mapping[str, Assignment],
+        hardware: Hardware,
+        cluster: Cluster,
+        collective: Collective,
+    ) -> None:
+        if collective == "multicast" and not cluster.is_multicast:
+            raise SpecError("collective", collective, "possible without Cluster.is_multicast")
+        self._assignments = assignments
+        self._speeds = Speeds(hardware)
+        self.ranks = self._ranks = cluster.ranks
+        self._world: Groups = (tuple(range(cluster.ranks)),)
+        size = cluster.ranks_per_node
+        self._nodes: Groups = tuple(
+            tuple(range(first, first + size)) for first in range(0, cluster.ranks, size)
+        )
+        self._rails: Groups = tuple(
+            tuple(range(first, cluster.ranks, size)) for first in range(size)
+        )
+        self._collective = collective
+
+    def of(self, name: str, parameters: Sequence[Parameter]) -> list[Reduction]:
+        """Return the reductions of a bucket, one for each of its reducers."""
+        if self._ranks == 1:
+            return []
+        by_reducer: dict[ReducerSpec, list[Entry]] = {}
+        for p in parameters:
+            by_reducer.setdefault(self._assignments[p.name].reducer, []).append(p.entry)
+        several = len(by_reducer) > 1
+        return [
+            self._reduction(f"{name}.{i}" if several else name, reducer, entries)
+            for i, (reducer, entries) in enumerate(by_reducer.items())
+        ]
+
+    def gathered(self, name: str, parameters: Sequence[Parameter]) -> list[Reduction]:
+        """Return the all-gather of sharded parameters, in their own precision."""
+        if self._ranks == 1 or not parameters:
+            return []
+        shard_bytes = float(-(-gradient_bytes(parameters) // self._ranks))
+        phase = self._gather((shard_bytes,) * self._ranks)
+        return [Reduction(name, (Stage(0.0, 0.0, phase), Stage(0.0, 0.0, None)))]
+
+    def scattered(self, name: str, parameters: Sequence[Parameter]) -> list[Reduction]:
+        """Return reductions that end with the mean of each rank's own shard.
+
+        Raises:
+            SpecError: A reducer, or the way its bytes travel, does not work by
+                shards of all ranks.
+        """
+        return [self._scattered(r) for r in self.of(f"{name} gradient", parameters)]
+
+    def _scattered(self, whole: Reduction) -> Reduction:
+        first = whole.stages[0].phase
+        if isinstance(first, Ring) and first.laps > 1:
+            first = replace(first, laps=1)
+        elif not (isinstance(first, Exchange) and first.is_to_owner and len(first.groups) == 1):
+            raise SpecError("reducer", whole.name, "one that works by shards, as fsdp needs it")
+        decode = whole.stages[1]._replace(phase=None, again_s=0.0)
+        return replace(whole, stages=(whole.stages[0]._replace(phase=first), decode))
+
+    def _reduction(self, name: str, reducer: ReducerSpec, entries: list[Entry]) -> Reduction:
+        if self._collective == "hierarchical" and isinstance(reducer, (AllReduce, TwoPhase)):
+            return self._hierarchical(name, reducer, entries)
+        match reducer:
+            case AllReduce():
+                return self._all_reduce(name, reducer, entries)
+            case TwoPhase():
+                return self._two_phase(name, reducer, entries)
+            case LowRank():
+                return self._low_rank(name, reducer, entries)
+            case Broadcast():
+                return self._broadcast(name, reducer, entries)
+            case _:
+                raise SpecError("reducer", reducer.id, "one that can be simulated")
+
+    def _summed(self, numel: int, item_bytes: int) -> tuple[list[Phase], tuple[float, ...]]:
+        """Return the phases of a sum of plain values, and each rank's shard of them."""
+        shards = tuple(float(item_bytes * n) for n in shard_numels(numel, 1, self._ranks))
+        if self._collective == "ring":
+            return [Ring(groups=self._world, sizes=shards, laps=2)], shards
+        if self._collective == "tree":
+            return [tree_all_reduce(self._world[0], float(item_bytes * numel))], shards
+        return [Exchange(groups=self._world, sizes=shards), self._gather(shards)], shards
+
+    def _gather(self, sizes: tuple[float, ...]) -> Phase:
+        """Return how everyone's own bytes reach all others."""
+        match self._collective:
+            case "ring" | "chain":
+                return Ring(groups=self._world, sizes=sizes)
+            case "tree":
+                return tree_all_gather(sizes)
+            case "multicast":
+                return multicast(sizes)
+            case _:
+                return Exchange(groups=self._world, sizes=sizes, is_to_owner=False)
+
+    def _all_reduce(self, name: str, reducer: AllReduce, entries: list[Entry]) -> Reduction:
+        numel = sum(e.numel for e in entries)
+        item_bytes = FLOAT_BYTES[reducer.format]
+        phases, shards = self._summed(numel, item_bytes)
+        cast = self._speeds.of(codec_name(Float(reducer.format)))
+        is_cast = reducer.format != "float32"
+        first_s, last_s = (line.time_s(_ITEM_BYTES * numel) * is_cast for line in cast)
+        sum_s = self._ranks * self._speeds.sum_s_per_byte
+        first = Stage(first_s, 0.0, phases[0])
+        # A back end's own all-reduce is one phase, and sums while it sends.
+        middle = [Stage(0.0, sum_s, phase) for phase in phases[1:]]
+        stages = (first, *middle, Stage(last_s, 0.0, None))
+        scale = _ITEM_BYTES / item_bytes
+        owned = tuple(scale * s for s in shards)
+        is_inline = self._collective == "ring"
+        return Reduction(name, stages, owned, 8.0 * item_bytes, is_inline)
+
+    def _two_phase(self, name: str, reducer: TwoPhase, entries: list[Entry]) -> Reduction:
+        sizes, means = (
+            tuple(map(float, sizes)) for sizes in reducer.shard_bytes(entries, self._ranks)
+        )
+        encode, decode = self._speeds.of(codec_name(reducer.codec))
+        again, last = self._speeds.of(codec_name(reducer.mean_codec))
+        total = _ITEM_BYTES * sum(e.numel for e in entries)
+        calls = sum(1 for size in sizes if size)
+        stages = (
+            Stage(encode.fixed_s * calls + total * encode.s_per_byte, 0.0, self._spread(sizes)),
+            Stage(
+                decode.fixed_s + again.fixed_s,
+                self._ranks * decode.s_per_byte,
+                self._gather(means),
+                again.s_per_byte,
+            ),
+            Stage(last.fixed_s * calls + total * last.s_per_byte, 0.0, None),
+        )
+        encoded = sum(sizes)
+        shards = tuple(total * size / encoded for size in sizes)
+        return Reduction(name, stages, shards, 8 * _ITEM_BYTES * encoded / total)
+
+    def _spread(self, sizes: tuple[float, ...]) -> Exchange:
+        return Exchange(groups=self._world, sizes=sizes)
+
+    def _broadcast(self, name: str, reducer: Broadcast, entries: list[Entry]) -> Reduction:
+        sent = [reducer.transfers(entries, self._ranks, r)[0] for r in self._alike(reducer)]
+        sizes = [t.sent_bytes / (self._ranks - 1) for t in sent]
+        sizes *= self._ranks // len(sizes)
+        encode, decode = self._speeds.of(codec_name(reducer.codec))
+        total = _ITEM_BYTES * sum(e.numel for e in entries)
+        stages = (
+            Stage(encode.time_s(total), 0.0, self._gather(tuple(sizes))),
+            Stage(decode.time_s(total * self._ranks), 0.0, None),
+        )
+        return Reduction(name, stages, (), 8 * _ITEM_BYTES * max(sizes) / total)
+
+    def _alike(self, reducer: Broadcast) -> range:
+        """Return the ranks whose messages differ: one where all have the same codec."""
+        return range(self._ranks if getattr(reducer, "senders", None) else 1)
+
+    def _low_rank(self, name: str, reducer: LowRank, entries: list[Entry]) -> Reduction:
+        shapes = [LowRank.matrix_shape(e.shape) for e in entries]
+        counts = [sum(min(reducer.matrix_rank, *s) * s[i] for s in shapes) for i in (0, 1)]
+        total = _ITEM_BYTES * sum(e.numel for e in entries)
+        third_s = self._speeds.of(f"low_rank:{reducer.matrix_rank}")[0].time_s(total) / 3
+        stages: list[Stage] = []
+        for count in counts:
+            work_s = third_s
+            for phase in self._summed(count, _ITEM_BYTES)[0]:
+                stages.append(Stage(work_s, 0.0, phase))
+                work_s = 0.0
+        stages.append(Stage(third_s, 0.0, None))
+        bits = 8 * _ITEM_BYTES * _ITEM_BYTES * sum(counts) / total
+        return Reduction(name, tuple(stages), (), bits, self._collective == "ring")
+
+    def _hierarchical(
+        self, name: str, reducer: AllReduce | TwoPhase, entries: list[Entry]
+    ) -> Reduction:
+        """Sum in float32 within each node, combine between nodes, gather within."""
+        local, nodes = len(self._nodes[0]), len(self._nodes)
+        numel = sum(e.numel for e in entries)
+        codec = reducer.codec if isinstance(reducer, TwoPhase) else Float(reducer.format)
+        parts = [shard(numel, 1, r % local, local).numel for r in range(self._ranks)]
+        pieces = [
+            shard(part, codec.block_size, r // local, nodes).numel for r, part in enumerate(parts)
+        ]
+        within = tuple(float(_ITEM_BYTES * part) for part in parts)
+        between = _sizes(codec, [[n] if n else [] for n in pieces])
+        encode, decode = self._speeds.of(codec_name(codec))
+        is_dense = codec == Float("float32")
+        sum_s = local * self._speeds.sum_s_per_byte
+        coded = (0.0 if is_dense else encode.s_per_byte, 0.0 if is_dense else decode.s_per_byte)
+        stages = (
+            Stage(0.0, 0.0, Exchange(groups=self._nodes, sizes=within)),
+            Stage(0.0, sum_s + coded[0], Exchange(groups=self._rails, sizes=between)),
+            Stage(
+                0.0,
+                coded[1] + coded[0] / nodes,
+                Exchange(groups=self._rails, sizes=between, is_to_owner=False),
+            ),
+            Stage(0.0, coded[1], Exchange(groups=self._nodes, sizes=within, is_to_owner=False)),
+            Stage(0.0, 0.0, None),
+        )
+        return Reduction(name, stages, within, 8.0 * sum(between) / numel)
+
+
+def _sizes(codec: CodecSpec, numels: Sequence[Sequence[int]]) -> tuple[float, ...]:
+    known: dict[tuple[int, ...], float] = {}
+    out = []
+    for stretches in numels:
+        key = tuple(stretches)
+        if key not in known:
+            known[key] = float(codec.num_bytes(key)) if key else 0.0
+        out.append(known[key])
+    return tuple(out)
