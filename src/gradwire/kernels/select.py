@@ -14,6 +14,7 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from gradwire.errors import BackendError, SpecError
@@ -159,7 +160,8 @@ def _on_cuda(name: str) -> Callable[..., Tensor | None]:
         return cuda.kernels()[name] if chosen[name] == "triton" else REFERENCE[name]
 
     def run(*args: Any) -> Tensor | None:  # noqa: ANN401 - the op's own arguments
-        return kernel()(*args)
+        with torch.cuda.device_of(args[0]):
+            return kernel()(*args)
 
     return run
 
