@@ -4,6 +4,11 @@ from collections.abc import Iterator
 
 import pytest
 import torch
+from torch import Tensor
+
+from gradwire.kernels import cpu, ops, reference, reference_float, reference_sparse
+from gradwire.kernels.select import REFERENCE
+from gradwire.spec import BitPlanes, Float, Quantize, Sign, Sparse
 from kernel_cases import (
     FEEDBACK,
     FORMATS,
@@ -15,11 +20,6 @@ from kernel_cases import (
     stretches,
     values,
 )
-from torch import Tensor
-
-from gradwire.kernels import cpu, ops, reference, reference_float, reference_sparse
-from gradwire.kernels.select import REFERENCE
-from gradwire.spec import BitPlanes, Float, Quantize, Sign, Sparse
 
 SIZES = (1, 7, 8, 255, 256, 257, 1000, 1023, 1024, 1025)
 LEVELS = range(0 if cpu.missing() else cpu.best_isa() + 1)

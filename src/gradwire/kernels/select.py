@@ -83,7 +83,10 @@ class Report:
 
 
 def choose(
-    requested: str, missing: str | None, backend: str = "native", kernels: Collection[str] = cpu.KERNELS
+    requested: str,
+    missing: str | None,
+    backend: str = "native",
+    kernels: Collection[str] = cpu.KERNELS,
 ) -> tuple[Choice, ...]:
     """Choose a back end for each op on one kind of device.
 
@@ -160,7 +163,7 @@ def _on_cuda(name: str) -> Callable[..., Tensor | None]:
         return cuda.kernels()[name] if chosen[name] == "triton" else REFERENCE[name]
 
     def run(*args: Any) -> Tensor | None:  # noqa: ANN401 - the op's own arguments
-        with torch.cuda.device_of(args[0]):
+        with torch.cuda.device(args[0].device):
             return kernel()(*args)
 
     return run

@@ -125,7 +125,7 @@ def _rounded(value, scale, inverse, lift, FORMAT: tl.constexpr, NATIVE: tl.const
 
 
 @triton.jit
-def _store_codes(ptr, code, place, index, left, is_full, FORMAT: tl.constexpr):
+def _store_codes(ptr, code, index, left, is_full, FORMAT: tl.constexpr):
     """Store codes in order, but float8 with byte `8 k + l` of 32 at place `4 l + k`."""
     if FORMAT < _E4M3:
         store_values(ptr, index, code, left, is_full)
@@ -188,7 +188,7 @@ def encode_kernel(
             v = load_owed(x_ptr, residual_ptr, here, left, is_full, FEEDBACK)
         code, decoded, settled = _rounded(v, scale, inverse, lift, FORMAT, NATIVE)
         keep_lost(residual_ptr, here, v - decoded, settled, gain, left, is_full, FEEDBACK)
-        _store_codes(body_ptr, code, place, here, left, is_full, FORMAT)
+        _store_codes(body_ptr, code, here, left, is_full, FORMAT)
 
 
 @triton.jit
@@ -257,9 +257,7 @@ def decode_kernel(
     for _ in range(1, count):
         scales_ptr += row_scales
         body_ptr += row_units
-        total += _decoded(
-            scales_ptr, body_ptr, group, within, left, is_full, FORMAT, NATIVE, BLOCK
-        )
+        total += _decoded(scales_ptr, body_ptr, group, within, left, is_full, FORMAT, NATIVE, BLOCK)
     write_mean(out_ptr, total, group, left, divisor, is_full, ACCUMULATE)
 
 

@@ -58,9 +58,9 @@ def launch_encode(
     plan = tiles(segments, x, residual, spec, blocks * spec.block_size)
     ops.check_size(f"{spec.id}_encode", payload, plan.num_bytes)
     check_alignment("payload", payload)
-    if not plan.count:
+    if not plan.programs:
         return
-    kernel[(plan.count,)](
+    kernel[(plan.programs,)](
         x,
         x if residual is None else residual,
         payload,
@@ -95,10 +95,10 @@ def launch_decode(
     plan = tiles(segments, out, None, spec)
     ops.check_size(f"{spec.id}_decode", payloads, plan.num_bytes)
     check_alignment("payloads", payloads)
-    if not plan.count:
+    if not plan.programs:
         return
     unit_bytes = unit_bytes_of(spec)
-    kernel[(plan.count,)](
+    kernel[(plan.programs,)](
         payloads.view(torch.float32),
         payloads.view(_UNITS[unit_bytes]),
         out,

@@ -53,7 +53,7 @@ _COLUMNS = tl.constexpr(64)
 class _Grid(NamedTuple):
     """One way to deal out stretches: number of programs, their stretches, the table."""
 
-    count: int
+    programs: int
     rows: Tensor
     table: Tensor
 
@@ -321,7 +321,7 @@ def sparse_encode(
     ops.check_size("sparse_encode", payload, plan.num_bytes)
     check_alignment("payload", payload)
     payload.zero_()
-    tiles, stretches = plan.values.count, segments.shape[0]
+    tiles, stretches = plan.values.programs, segments.shape[0]
     if not tiles:
         return
     cuts = thresholds.view(torch.int32).clamp(max=0x7F7FFFFF)
@@ -367,10 +367,10 @@ def sparse_decode(
     plan = _plan(out, segments, capacities, None)
     ops.check_size("sparse_decode", payloads, plan.num_bytes)
     check_alignment("payloads", payloads)
-    if not plan.values.count:
+    if not plan.values.programs:
         return
     words, numbers = payloads.view(torch.int32), payloads.view(torch.float32)
-    slots, table = plan.slots.count, plan.slots[1:]
+    slots, table = plan.slots.programs, plan.slots[1:]
     total = torch.zeros_like(out)
     if slots:
         none = segments.shape[0]
@@ -385,7 +385,7 @@ def sparse_decode(
                 SLOTS=SLOTS,
                 **OPTIONS,
             )
-    mean_kernel[(plan.values.count,)](
+    mean_kernel[(plan.values.programs,)](
         *(total, out, *plan.values[1:], divisor),
         ACCUMULATE=accumulate,
         ALIGNED=plan.is_aligned,

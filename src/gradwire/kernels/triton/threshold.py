@@ -79,7 +79,7 @@ class _Sample:
             self.sizes,
             self.sizes,
         )
-        self.count = sum(counts)
+        self.programs = sum(counts)
         self.rows = rows_of(counts, device)
         self.table = torch.tensor(columns, dtype=torch.int64).T.contiguous().to(device)
         self.is_aligned = are_aligned(rows)
@@ -120,7 +120,7 @@ def _tails(
     """Return each stretch's count and excess above its threshold."""
     groups = sum(sample.sizes)
     result = torch.empty(2, groups, dtype=torch.int32, device=x.device)
-    tail_kernel[(sample.count,)](
+    tail_kernel[(sample.programs,)](
         x,
         x if residual is None else residual,
         torch.tensor(thresholds, dtype=torch.float32, device=x.device),

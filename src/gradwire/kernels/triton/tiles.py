@@ -33,15 +33,15 @@ Dense = Quantize | Sign | Float
 """Codecs that send every value."""
 
 _VECTOR = 4
-_made = WeakIdKeyDictionary()  # type: ignore[no-untyped-call]
+_made = WeakIdKeyDictionary()
 
 
 class Tiles(NamedTuple):
     """The tiles of one launch over a dense codec's payload.
 
     Attributes:
-        count: How many.
-        rows: int32 `[count]`: each tile's stretch.
+        programs: How many.
+        rows: int32 `[programs]`: each tile's stretch.
         table: int64 `[stretches, 8]`: first tile, offset, residual offset,
             numel, first block from the parameter's beginning, own stream,
             first scale, first unit of the body.
@@ -50,7 +50,7 @@ class Tiles(NamedTuple):
         num_bytes: Size of the payload.
     """
 
-    count: int
+    programs: int
     rows: Tensor
     table: Tensor
     is_aligned: bool

@@ -15,7 +15,7 @@ from contextlib import contextmanager
 
 import numpy as np
 import triton.language as tl
-import triton.runtime.interpreter as interpreter
+from triton.runtime import interpreter
 from triton.runtime.jit import JITFunction
 
 _LANGUAGE = types.SimpleNamespace(__globals__={"tl": tl, "core": tl.core})

@@ -6,6 +6,11 @@ Kernels are called directly; on the CPU `interpreter.install` must have run.
 from __future__ import annotations
 
 import torch
+
+from gradwire.kernels import cuda, reference
+from gradwire.kernels.select import REFERENCE
+from gradwire.kernels.triton import hadamard, low_rank, sparse, statistics
+from gradwire.spec import Float, Quantize, Sign, Sparse
 from kernel_cases import (
     FEEDBACK,
     UNWRITTEN,
@@ -16,11 +21,6 @@ from kernel_cases import (
     stretches,
     values,
 )
-
-from gradwire.kernels import cuda, reference
-from gradwire.kernels.select import REFERENCE
-from gradwire.kernels.triton import hadamard, low_rank, sparse, statistics
-from gradwire.spec import Float, Quantize, Sign, Sparse
 
 NUMELS = (2100, 257, 7)
 """One whole tile and a ragged one, a ragged group, and a few values."""
@@ -33,7 +33,10 @@ def _encoded(op, segments, details, size, x, mode, device):
     for kernel, where in ((REFERENCE[op], "cpu"), (cuda.kernels()[op], device)):
         payload = torch.full((size + 32,), UNWRITTEN, dtype=torch.uint8, device=where)
         residual = residual_of(x.numel()).to(where) if has_residual else None
-        moved = [d.to(where) if isinstance(d, torch.Tensor) and d.is_floating_point() else d for d in details]
+        moved = [
+            d.to(where) if isinstance(d, torch.Tensor) and d.is_floating_point() else d
+            for d in details
+        ]
         kernel(x.to(where), segments, *moved, residual, gain, payload[16 : 16 + size])
         results.append((payload.cpu(), residual))
     (expected, expected_residual), (actual, actual_residual) = results

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 
 import numpy as np
 import torch
-import triton.runtime.interpreter as interpreter
+from triton.runtime import interpreter
 from triton.runtime.interpreter import GridExecutor, InterpreterBuilder
 
 
@@ -86,7 +86,7 @@ def sanitized(seed: int = 1) -> Iterator[None]:
         sizes = self.grid_dim
         if watch.order is None:
             watch.order = list(range(sizes[0] * sizes[1] * sizes[2]))
-            random.Random(seed).shuffle(watch.order)  # noqa: S311 - an order, no secret
+            random.Random(seed).shuffle(watch.order)
         x, rest = divmod(watch.order[(x * sizes[1] + y) * sizes[2] + z], sizes[1] * sizes[2])
         watch.program = (x, *divmod(rest, sizes[2]))
         return place(self, *watch.program)

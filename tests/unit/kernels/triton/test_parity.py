@@ -6,16 +6,16 @@ import pytest
 
 pytest.importorskip("triton", reason="triton is not installed")
 
-import interpreter  # noqa: E402 - after the skip
-import numerics  # noqa: E402
-import parity  # noqa: E402
-import torch  # noqa: E402
-from kernel_cases import FORMATS  # noqa: E402
-from sanitizer import sanitized  # noqa: E402
+import interpreter
+import numerics
+import parity
+import torch
+from sanitizer import sanitized
 
-from gradwire.errors import GradwireError, PayloadError, SpecError  # noqa: E402
-from gradwire.kernels import cuda  # noqa: E402
-from gradwire.kernels.triton import floats  # noqa: E402
+from gradwire.errors import GradwireError, PayloadError, SpecError
+from gradwire.kernels import cuda
+from gradwire.kernels.triton import floats
+from kernel_cases import FORMATS
 
 interpreter.install()
 numerics.install()
