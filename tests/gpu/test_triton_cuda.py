@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 import torch
-from kernel_cases import FORMATS
 
 from gradwire.kernels import cuda, ops, select
 from gradwire.measure.selftest import check_kernels
+from kernel_cases import FORMATS
 
 pytestmark = pytest.mark.skipif(cuda.missing() is not None, reason=f"triton: {cuda.missing()}")
 DEVICE = "cuda"

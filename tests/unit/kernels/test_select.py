@@ -12,21 +12,21 @@ from gradwire.errors import BackendError
 from gradwire.kernels import cuda, ops, select
 
 
-@pytest.fixture
-def fresh():
+@pytest.fixture(autouse=True)
+def _fresh():
     cuda.missing.cache_clear()
     yield
     cuda.missing.cache_clear()
 
 
-def test_without_a_device_the_reason_is_the_device(monkeypatch, fresh):
+def test_without_a_device_the_reason_is_the_device(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     assert cuda.missing() == "no CUDA device was found"
     choices = select.choose("auto", cuda.missing(), "triton", cuda.OPS)
     assert {(c.backend, c.reason) for c in choices} == {("reference", "no CUDA device was found")}
 
 
-def test_old_devices_and_missing_triton_are_named(monkeypatch, fresh):
+def test_old_devices_and_missing_triton_are_named(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (7, 0))
     assert "7.0, 8.0 is needed" in cuda.missing()
