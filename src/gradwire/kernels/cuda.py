@@ -1,6 +1,6 @@
-"""The kernels for CUDA devices, in Triton; ROCm's devices go by the same name in PyTorch.
+"""The kernels for CUDA devices, in Triton.
 
-Triton is imported when a kernel first runs: that it can be imported says
+ROCm's devices go by the same name in PyTorch. Triton is imported when a kernel first runs: that it can be imported says
 nothing about whether there is a device.
 """
 

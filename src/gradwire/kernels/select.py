@@ -125,7 +125,9 @@ _CHOICES = choose(_REQUESTED, cpu.missing())
 
 @functools.cache
 def cuda_choices() -> tuple[Choice, ...]:
-    """Choose for CUDA devices; asked when the first op meets one, as looking for them costs.
+    """Choose a back end for each op on CUDA devices.
+
+    Asked when the first op meets one: looking for devices starts the driver.
 
     Raises:
         BackendError: `triton` was asked for and cannot run.

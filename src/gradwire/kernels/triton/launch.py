@@ -1,4 +1,7 @@
-"""Launches of the dense codecs' kernels; each takes its tensors in the same order."""
+"""Launches of the dense codecs' kernels.
+
+Each kernel takes its tensors in the same order.
+"""
 
 from __future__ import annotations
 
@@ -118,7 +121,9 @@ def launch_decode(
 
 
 def feedback_mode(residual: Tensor | None, gain: float) -> int:
-    """Number what happens to the residual: 0 nothing, 1 it is owed, 2 it grows by the gain.
+    """Number what happens to the residual.
+
+    0 is nothing; 1, it is owed; 2, it grows by the gain.
 
     Example:
         >>> feedback_mode(None, 0.0), feedback_mode(torch.zeros(1), 0.75)

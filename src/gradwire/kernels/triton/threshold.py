@@ -1,4 +1,4 @@
-"""Counts above thresholds, and the search for those that leave the wanted density."""
+"""Counts above thresholds, and the search for a wanted density."""
 
 from __future__ import annotations
 
