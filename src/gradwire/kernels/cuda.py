@@ -1,7 +1,7 @@
 """The kernels for CUDA devices, in Triton.
 
-ROCm's devices go by the same name in PyTorch. Triton is imported when a kernel first runs: that it can be imported says
-nothing about whether there is a device.
+ROCm's devices go by the same name in PyTorch. Triton is imported when a kernel
+first runs: that it can be imported says nothing about whether there is a device.
 """
 
 from __future__ import annotations
