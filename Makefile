@@ -18,7 +18,7 @@ INDEX := $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX))
 SOURCES := $(shell find src -type f -not -path '*/__pycache__/*' -not -name '*.so') $(wildcard CMakeLists.txt)
 
 .PHONY: demo test lint types contracts news docs pytest bench sweep
-.PHONY: bench-kernels bench-exchange bench-simulator fmt clean
+.PHONY: bench-kernels bench-exchange bench-simulator bench-gpu fmt clean
 .DELETE_ON_ERROR:
 
 demo: .venv/package.stamp
@@ -91,6 +91,9 @@ bench-exchange: .venv/package.stamp
 
 bench-simulator: .venv/package.stamp
 	$(BIN)/python benchmarks/simulator.py $(ARGS)
+
+bench-gpu: .venv/package.stamp
+	$(BIN)/python benchmarks/gpu.py $(ARGS)
 
 fmt: .venv/tools.stamp
 	$(BIN)/ruff check --fix

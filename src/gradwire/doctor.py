@@ -7,12 +7,17 @@ import os
 import platform
 import shutil
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
+from typing import TYPE_CHECKING
 
 from gradwire.errors import GradwireError
 from gradwire.lab.latency import PROGRAM
 from gradwire.version import installed_version
+
+if TYPE_CHECKING:
+    from gradwire.kernels.select import Choice
 
 EXTRAS = {"jinja2": "jinja2", "matplotlib": "matplotlib", "scikit-learn": "sklearn"}
 """Packages of the extra `demo`, and the modules they bring."""
@@ -92,18 +97,21 @@ def _kernels() -> list[Check]:
     except GradwireError as error:
         return [Check("kernels", "native kernels", "", str(error))]
     report = select.report()
+    checks = _by_reason("native kernels", report.isa or "", report.choices)
+    return checks + _by_reason("Triton kernels", "CUDA devices", report.cuda_choices)
+
+
+def _by_reason(kernels: str, detail: str, choices: Sequence[Choice]) -> list[Check]:
+    """Make one check of all ops that have a kernel, or lack one for the same reason."""
     by_reason: dict[str | None, list[str]] = {}
-    for choice in report.choices:
+    for choice in choices:
         by_reason.setdefault(choice.reason, []).append(choice.op)
-    return [
-        Check(
-            "kernels",
-            "native kernels" if reason is None else ", ".join(names),
-            f"{report.isa}: {', '.join(names)}",
-            reason and f"the reference runs instead: {reason}",
-        )
-        for reason, names in by_reason.items()
-    ]
+    checks = []
+    for reason, names in by_reason.items():
+        name = kernels if reason is None or len(names) == len(choices) else ", ".join(names)
+        why = reason and f"the reference runs instead: {reason}"
+        checks.append(Check("kernels", name, f"{detail}: {', '.join(names)}", why))
+    return checks
 
 
 def _device() -> list[Check]:

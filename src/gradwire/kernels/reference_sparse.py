@@ -12,7 +12,7 @@ as they are and leave their residual as it was.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
 
 import torch
 from torch import Tensor
@@ -59,25 +59,59 @@ def sparse_threshold(
 
 
 def _threshold(value: Tensor, density: float) -> float:
-    numel = value.numel()
+    stride, sampled, target = sampling(value.numel(), density)
+    groups = blocks(torch.where(magnitude_bits(value) < _INFINITY, value.abs(), 0), GROUP)
+    sample = groups[::stride]
+    search = refine(sampled, target)
+    threshold = next(search)
+    while True:
+        try:
+            threshold = search.send(_tail(sample, threshold))
+        except StopIteration as found:
+            return float(found.value)
+
+
+def sampling(numel: int, density: float) -> tuple[int, int, float]:
+    """Return which groups of a stretch to look at, and what to look for.
+
+    Returns:
+        The stride in groups; how many values that makes; how many of them
+        should exceed the threshold.
+
+    Example:
+        >>> sampling(1000, 0.1)
+        (1, 1000, 100.0)
+    """
     kept = min(numel, max(1, math.ceil(density * numel)))
     stride = 1
     while stride < _MAX_STRIDE and kept > 2 * stride * _SAMPLED_HITS:
         stride *= 2
-    groups = blocks(torch.where(magnitude_bits(value) < _INFINITY, value.abs(), 0), GROUP)
-    sampled = groups[::stride].numel()
-    if (groups.shape[0] - 1) % stride == 0:
-        sampled -= groups.numel() - numel
-    return _refine(groups[::stride], sampled, kept * (sampled / numel))
+    groups = -(-numel // GROUP)
+    sampled = -(-groups // stride) * GROUP
+    if (groups - 1) % stride == 0:
+        sampled -= groups * GROUP - numel
+    return stride, sampled, kept * (sampled / numel)
 
 
-def _refine(sample: Tensor, sampled: int, target: float) -> float:
-    """Search the threshold that `target` of the sample's magnitudes exceed."""
-    _, total = _tail(sample, 0.0)
+def refine(sampled: int, target: float) -> Generator[float, tuple[int, float], float]:
+    """Search the threshold that `target` of the sample's magnitudes exceed.
+
+    Args:
+        sampled: Values in the sample.
+        target: How many of them to find.
+
+    Yields:
+        A threshold; what comes back is how many magnitudes exceed it, and by
+        how much in all.
+
+    Returns:
+        The threshold.
+    """
+    _, total = yield 0.0
     threshold = _float32(total / sampled * math.log(1 / max(target / sampled, 0.1)))
     low, high = 0.0, math.inf
     for _ in range(_ROUNDS):
-        count, excess = _tail(sample, threshold)
+        count, excess = yield threshold
         if abs(count - target) <= target * _TOLERANCE:
             return threshold
         if count > target:

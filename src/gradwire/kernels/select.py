@@ -1,18 +1,26 @@
-"""Which back end runs an op on the CPU, and why another one does not.
+"""Which back end runs an op on which device, and why another one does not.
 
 The environment variable `GRADWIRE_BACKEND` is read once, at import: `auto`
-(the default) takes the native kernels where they can run, `native` insists on
-them, `reference` leaves them aside.
+(the default) takes the native kernels for the CPU and Triton's for CUDA devices
+where they can run, `native` or `triton` insists on them, `reference` leaves
+both aside.
 """
 
 from __future__ import annotations
 
+import functools
 import os
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
 
 from gradwire.errors import BackendError, SpecError
 from gradwire.kernels import (
     cpu,
+    cuda,
     ops,
     reference,
     reference_float,
@@ -21,7 +29,7 @@ from gradwire.kernels import (
     reference_sparse,
 )
 
-BACKENDS = ("auto", "native", "reference")
+BACKENDS = ("auto", "native", "triton", "reference")
 
 _MODULES = {
     "float": reference_float,
@@ -37,14 +45,21 @@ REFERENCE = {
 """The reference kernel of each op."""
 
 
+NO_KERNEL = {
+    "native": "exact selection is left to torch.topk",
+    "triton": "it has no Triton kernel",
+}
+"""Why an op goes to the reference where its device's own back end can run."""
+
+
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """The back end of one op on the CPU.
+    """The back end of one op on one kind of device.
 
     Attributes:
         op: Name of the op.
-        backend: `"native"` or `"reference"`.
-        reason: Why the native kernel is not used, or None where it is.
+        backend: `"native"` (CPU), `"triton"` (CUDA) or `"reference"`.
+        reason: Why the device's own kernel is not used, or None where it is.
     """
 
     op: str
@@ -59,44 +74,67 @@ class Report:
     Attributes:
         requested: Value of `GRADWIRE_BACKEND`.
         isa: Instruction set of the native kernels, or None without them.
-        choices: One for each op.
+        choices: One for each op, on the CPU.
+        cuda_choices: One for each op, on CUDA devices.
     """
 
     requested: str
     isa: str | None
     choices: tuple[Choice, ...]
+    cuda_choices: tuple[Choice, ...]
 
 
-def choose(requested: str, missing: str | None) -> tuple[Choice, ...]:
-    """Choose a back end for each op.
+def choose(
+    requested: str,
+    missing: str | None,
+    backend: str = "native",
+    kernels: Collection[str] = cpu.KERNELS,
+) -> tuple[Choice, ...]:
+    """Choose a back end for each op on one kind of device.
 
     Args:
         requested: One of `BACKENDS`.
-        missing: Why there is no native library, or None.
+        missing: Why the device's own back end cannot run, or None.
+        backend: The device's own back end: `native` or `triton`.
+        kernels: Ops for which it has a kernel.
 
     Raises:
         SpecError: No such back end.
-        BackendError: `native` was asked for and cannot run.
+        BackendError: The back end was asked for by name and cannot run.
 
     Example:
         >>> choose("reference", None)[0]
         Choice(op='quantize_encode', backend='reference', reason='GRADWIRE_BACKEND=reference')
+        >>> choose("auto", None, "triton", cuda.OPS)[0]
+        Choice(op='quantize_encode', backend='triton', reason=None)
     """
     if requested not in BACKENDS:
         raise SpecError("GRADWIRE_BACKEND", requested, "one of: " + ", ".join(BACKENDS))
-    if requested == "native" and missing:
-        raise BackendError("every op", "native", missing)
+    if requested == backend and missing:
+        raise BackendError("every op", backend, missing)
     reason = "GRADWIRE_BACKEND=reference" if requested == "reference" else missing
     return tuple(
-        Choice(name, "reference", reason or "exact selection is left to torch.topk")
-        if reason or name not in cpu.KERNELS
-        else Choice(name, "native", None)
+        Choice(name, "reference", reason or NO_KERNEL[backend])
+        if reason or name not in kernels
+        else Choice(name, backend, None)
         for name in ops.names()
     )
 
 
 _REQUESTED = os.environ.get("GRADWIRE_BACKEND", "auto")
 _CHOICES = choose(_REQUESTED, cpu.missing())
+
+
+@functools.cache
+def cuda_choices() -> tuple[Choice, ...]:
+    """Choose a back end for each op on CUDA devices.
+
+    Asked when the first op meets one: looking for devices starts the driver.
+
+    Raises:
+        BackendError: `triton` was asked for and cannot run.
+    """
+    return choose(_REQUESTED, cuda.missing(), "triton", cuda.OPS)
 
 
 def report() -> Report:
@@ -107,7 +145,8 @@ def report() -> Report:
         True
     """
     native = any(choice.backend == "native" for choice in _CHOICES)
-    return Report(_REQUESTED, cpu.ISA_LEVELS[cpu.isa()] if native else None, _CHOICES)
+    isa = cpu.ISA_LEVELS[cpu.isa()] if native else None
+    return Report(_REQUESTED, isa, _CHOICES, cuda_choices())
 
 
 def _register() -> None:
@@ -115,6 +154,23 @@ def _register() -> None:
         ops.implement(choice.op, "CompositeExplicitAutograd", REFERENCE[choice.op])
         if choice.backend == "native":
             ops.implement(choice.op, "CPU", cpu.KERNELS[choice.op])
+        if choice.op in cuda.OPS:
+            ops.implement(choice.op, "CUDA", _on_cuda(choice.op))
+
+
+def _on_cuda(name: str) -> Callable[..., Tensor | None]:
+    """Return a kernel that settles which back end it is when it first runs."""
+
+    @functools.cache
+    def kernel() -> Callable[..., Tensor | None]:
+        chosen = {choice.op: choice.backend for choice in cuda_choices()}
+        return cuda.kernels()[name] if chosen[name] == "triton" else REFERENCE[name]
+
+    def run(*args: Any) -> Tensor | None:  # noqa: ANN401 - the op's own arguments
+        with torch.cuda.device(args[0].device):
+            return kernel()(*args)
+
+    return run
 
 
 _register()

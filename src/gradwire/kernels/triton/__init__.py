@@ -1,0 +1,1 @@
+"""The kernels in Triton, one op a file; importing this package imports Triton."""
