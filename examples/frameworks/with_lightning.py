@@ -1,0 +1,71 @@
+"""Lightning: a strategy, or a callback beside the plain `ddp` strategy.
+
+    torchrun --standalone --nproc-per-node 2 with_lightning.py
+"""
+
+from __future__ import annotations
+
+import tempfile
+import warnings
+
+import torch
+from lightning.pytorch import LightningModule, Trainer, seed_everything
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from gradwire.integrations.lightning import GradwireCallback, GradwireStrategy
+
+warnings.filterwarnings("ignore")
+STEPS = 20
+
+
+class Model(LightningModule):
+    """A small regression."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = nn.Sequential(nn.Linear(32, 128), nn.Tanh(), nn.Linear(128, 4))
+
+    def training_step(self, batch: tuple[torch.Tensor, torch.Tensor], _: int) -> torch.Tensor:
+        """Return the loss of a batch."""
+        x, y = batch
+        self.last = nn.functional.mse_loss(self.net(x), y)
+        return self.last
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        """Return the optimizer."""
+        return torch.optim.SGD(self.parameters(), lr=0.2)
+
+
+def train(*callbacks: GradwireCallback, strategy: object = "ddp", resume: str | None = None) -> Trainer:
+    """Train, and return the trainer."""
+    seed_everything(0, verbose=False)
+    x = torch.randn(4096, 32)
+    loader = DataLoader(TensorDataset(x, x[:, :4].sin()), batch_size=32)
+    quiet = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False}
+    trainer = Trainer(
+        accelerator="cpu",
+        devices=2,
+        strategy=strategy,
+        max_steps=STEPS if resume is None else 2 * STEPS,
+        callbacks=list(callbacks),
+        enable_checkpointing=False,
+        **quiet,
+    )
+    trainer.fit(Model(), loader, ckpt_path=resume)
+    return trainer
+
+
+plain = train().lightning_module.last.item()
+strategy = GradwireStrategy("int4")
+ours = train(strategy=strategy).lightning_module.last.item()
+callback = GradwireCallback("int4")
+trainer = train(callback)
+path = trainer.strategy.broadcast(tempfile.mkdtemp()) + "/last.ckpt"
+trainer.save_checkpoint(path)
+again = GradwireCallback("int4")
+resumed = train(again, resume=path)
+if trainer.is_global_zero:
+    print(f"steps: strategy {strategy.sync.stats().steps_done}, callback {callback.sync.stats().steps_done}")
+    print(f"loss within 2 % of Lightning's own: {abs(ours - plain) < 0.02 * plain}")
+    print(f"resumed from a checkpoint: {again.sync.stats().steps_done} steps in all")
