@@ -1,57 +1,37 @@
-"""Draw the README's picture from the JSON of a demo.
+"""Draw pictures for the README and the docs from stored results.
 
     gradwire demo --json demo.json
     python benchmarks/picture.py demo.json docs/assets/demo.svg
+    python benchmarks/picture.py bench.json docs/assets/matrix.png --part .matrix
 
-The chart is the report's; a picture by itself brings its own colours.
+An SVG holds the parts of a step; it is the report's chart, with colours of its own.
+A PNG is the report's page, or a part of it, as a browser shows it.
 """
 
 from __future__ import annotations
 
-import json
 import re
-from importlib.resources import files
+import shutil
+import tempfile
 from pathlib import Path
 
 import click
 
+from gradwire.report import BenchResult, as_bench, bench_html, read_result, render_html
+from gradwire.report.bars import HasParts
+from gradwire.report.bench.summary import summarise_bench
 from gradwire.report.charts import step_breakdown
-from gradwire.report.model import (
-    DemoResult,
-    Environment,
-    MethodResult,
-    Settings,
-    Step,
-    Validation,
-)
+from gradwire.report.model import DemoResult
+from gradwire.report.page import template_text
 from gradwire.report.summary import summarise
 
 _COLOUR = r"--(?:series|part)-\d: #\w+;"
-
-
-def _read(path: Path) -> DemoResult:
-    data = json.loads(path.read_text(encoding="utf-8"))
-    if data.pop("format") != 1:
-        raise click.ClickException(f"{path} is of a format this script does not read")
-    methods = tuple(
-        MethodResult(
-            **{
-                **method,
-                "steps": tuple(Step(**s) for s in method["steps"]),
-                "validations": tuple(Validation(**v) for v in method["validations"]),
-            }
-        )
-        for method in data["methods"]
-    )
-    settings, environment = Settings(**data["settings"]), Environment(**data["environment"])
-    return DemoResult(
-        **{**data, "settings": settings, "environment": environment, "methods": methods}
-    )
+_MARGIN_PX = 16
+_BROWSERS = ("chromium", "chromium-browser", "google-chrome", "chrome")
 
 
 def _style() -> str:
-    page = (files("gradwire.report") / "demo.html.j2").read_text(encoding="utf-8")
-    colours = re.findall(_COLOUR, page)
+    colours = re.findall(_COLOUR, template_text("base.html.j2"))
     light, dark = colours[: len(colours) // 2], colours[len(colours) // 2 :]
     return (
         "<style>svg { color: #1b1f24; font-family: sans-serif; " + " ".join(light) + " }"
@@ -60,16 +40,68 @@ def _style() -> str:
     )
 
 
+def _parts(result: BenchResult | DemoResult, cell: int) -> list[tuple[str, HasParts]]:
+    if isinstance(result, DemoResult):
+        return [(s.method.label, s) for s in summarise(result)]
+    summaries = summarise_bench(result)
+    if not 1 <= cell <= len(summaries):
+        raise click.ClickException(f"--cell {cell}: the result has cells 1 to {len(summaries)}")
+    return [(m.mode.label, m.numbers) for m in summaries[cell - 1].modes if m.numbers]
+
+
+def _write_svg(result: BenchResult | DemoResult, cell: int, target: Path) -> None:
+    svg = step_breakdown(_parts(result, cell))
+    start = svg.index(">") + 1
+    opening = svg[:start].replace("<svg ", '<svg xmlns="http://www.w3.org/2000/svg" ')
+    target.write_text(opening + _style() + svg[start:] + "\n", encoding="utf-8")
+
+
+def _write_png(
+    result: BenchResult | DemoResult, part: str, width: int, scheme: str, target: Path
+) -> None:
+    from playwright.sync_api import sync_playwright  # noqa: PLC0415 - an SVG needs none
+
+    browser_path = next(filter(None, map(shutil.which, _BROWSERS)), None)
+    if browser_path is None:
+        raise click.ClickException("a PNG needs Chromium: none is on the PATH")
+    text = render_html(result) if isinstance(result, DemoResult) else bench_html(as_bench(result))
+    with tempfile.TemporaryDirectory() as folder, sync_playwright() as playwright:
+        file = Path(folder) / "page.html"
+        file.write_text(text, encoding="utf-8")
+        browser = playwright.chromium.launch(executable_path=browser_path, args=["--no-sandbox"])
+        view = {"width": width, "height": 900}
+        page = browser.new_page(viewport=view, color_scheme=scheme, device_scale_factor=1.5)
+        page.goto(file.as_uri())
+        box = page.locator(part).first.bounding_box()
+        if box is None:
+            raise click.ClickException(f"--part {part}: the page shows nothing of that name")
+        clip = {
+            "x": max(0, box["x"] - _MARGIN_PX),
+            "y": max(0, box["y"] - _MARGIN_PX),
+            "width": box["width"] + 2 * _MARGIN_PX,
+            "height": box["height"] + 2 * _MARGIN_PX,
+        }
+        page.screenshot(path=target, full_page=True, clip=clip)
+        browser.close()
+
+
 @click.command()
 @click.argument("source", type=click.Path(exists=True, dir_okay=False, path_type=Path))
 @click.argument("target", type=click.Path(dir_okay=False, path_type=Path))
-def main(source: Path, target: Path) -> None:
-    """Draw the parts of a step, by method, as an SVG file."""
-    svg = step_breakdown(summarise(_read(source)))
-    start = svg.index(">") + 1
-    opening = svg[:start].replace("<svg ", '<svg xmlns="http://www.w3.org/2000/svg" ')
+@click.option("--cell", default=1, show_default=True, help="Which cell of a bench, in an SVG.")
+@click.option("--part", default="main", show_default=True, help="CSS selector, in a PNG.")
+@click.option("--width", default=1280, show_default=True, help="Width of the page, in pixels.")
+@click.option("--dark", is_flag=True, help="Dark colours, in a PNG.")
+def main(source: Path, target: Path, *, cell: int, part: str, width: int, dark: bool) -> None:
+    """Draw the parts of a step as an SVG file, or a part of the page as a PNG."""
+    result = read_result(source)
     target.parent.mkdir(parents=True, exist_ok=True)
-    target.write_text(opening + _style() + svg[start:] + "\n", encoding="utf-8")
+    if target.suffix == ".svg":
+        _write_svg(result, cell, target)
+    elif target.suffix == ".png":
+        _write_png(result, part, width, "dark" if dark else "light", target)
+    else:
+        raise click.ClickException(f"{target} ends in neither .svg nor .png")
     click.echo(f"Written: {target}")
 
 

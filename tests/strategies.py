@@ -7,6 +7,8 @@ from hypothesis import strategies as st
 
 from gradwire.key import name_hash
 from gradwire.plan import Plan, Rule
+from gradwire.report.model import Environment, Validation
+from gradwire.report.results import BenchResult, Cell, ModeResult, Round, StepTimes
 from gradwire.spec import (
     AllReduce,
     Broadcast,
@@ -125,3 +127,48 @@ def plans():
         st.integers(0, 4),
     )
     return st.builds(Plan, st.lists(rules, max_size=3).map(tuple), SEEDS, st.integers(0, 100))
+
+
+_SECONDS = st.sampled_from([1e-6, 0.01, 1.0, 700.0])
+_WORDS = st.sampled_from(["int4", "[b]", "a, <b>", "x\ny"])
+_STEP_TIMES = st.builds(
+    StepTimes, _SECONDS, _SECONDS, _SECONDS | st.just(0.0), _SECONDS, st.none() | _SECONDS
+)
+_ROUNDS = st.builds(
+    Round,
+    st.lists(_STEP_TIMES, min_size=1, max_size=3).map(tuple),
+    st.sampled_from([0, 1, 10**9]),
+    st.sampled_from([0.0, 2.0]),
+)
+_LOSSES = st.sampled_from([-1.0, 0.0, 2.5])
+_VALIDATIONS = st.builds(Validation, st.integers(0, 100), _LOSSES, st.just(0.5))
+_MODES = st.builds(
+    ModeResult,
+    mode=_WORDS,
+    label=_WORDS,
+    family=st.sampled_from(["ddp", "hook", "gradwire"]),
+    rounds=st.lists(_ROUNDS, max_size=4).map(tuple),
+    reason=st.none() | _WORDS,
+    predicted_s=st.none() | _SECONDS,
+    validations=st.lists(_VALIDATIONS, max_size=3).map(tuple),
+    elapsed_s=st.lists(_SECONDS, max_size=3).map(tuple),
+    digests=st.lists(st.sampled_from(["a", "b"]), max_size=2).map(tuple),
+)
+_CELLS = st.builds(
+    Cell,
+    model=st.sampled_from(["vgg", "[text]"]),
+    ranks=st.integers(1, 64),
+    rate_bytes_per_s=st.sampled_from([None, 1.0, 12.5e6]),
+    latency_s=st.sampled_from([0.0, 0.001]),
+    network=st.sampled_from(["lab", "shaped", "none"]),
+    modes=st.lists(_MODES, max_size=4, unique_by=lambda m: m.mode).map(tuple),
+    num_parameters=st.integers(0, 10**9),
+)
+BENCH_RESULTS = st.builds(
+    BenchResult,
+    environment=st.just(Environment("0.1", "2.13", "3.11", "Linux", "a processor", 2)),
+    cells=st.lists(_CELLS, max_size=3, unique_by=lambda c: c.name).map(tuple),
+    started=st.just("2026-01-01"),
+    wall_s=_SECONDS,
+    settings=st.just({"seed": 0}),
+)

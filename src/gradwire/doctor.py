@@ -11,10 +11,13 @@ from dataclasses import dataclass
 from importlib.metadata import version
 
 from gradwire.errors import GradwireError
+from gradwire.lab.latency import PROGRAM
 from gradwire.version import installed_version
 
 EXTRAS = {"jinja2": "jinja2", "matplotlib": "matplotlib", "scikit-learn": "sklearn"}
 """Packages of the extra `demo`, and the modules they bring."""
+
+_MATRIX_UNITS = ("bf16", "int8", "fp8")
 
 _NOT_BUILT = "this build of torch has none"
 
@@ -58,7 +61,7 @@ def examine() -> list[Check]:
         Check("base", "Python", platform.python_version()),
     ]
     torch = _torch()
-    kernels = _kernels() if torch[0].is_available else []
+    kernels = [*_kernels(), *_device()] if torch[0].is_available else []
     return [*base, *torch, *kernels, *_extras(), *_lab()]
 
 
@@ -89,15 +92,36 @@ def _kernels() -> list[Check]:
     except GradwireError as error:
         return [Check("kernels", "native kernels", "", str(error))]
     report = select.report()
+    by_reason: dict[str | None, list[str]] = {}
+    for choice in report.choices:
+        by_reason.setdefault(choice.reason, []).append(choice.op)
     return [
         Check(
             "kernels",
-            f"native {choice.op}",
-            report.isa or "",
-            choice.reason and f"the reference runs instead: {choice.reason}",
+            "native kernels" if reason is None else ", ".join(names),
+            f"{report.isa}: {', '.join(names)}",
+            reason and f"the reference runs instead: {reason}",
         )
-        for choice in report.choices
+        for reason, names in by_reason.items()
     ]
+
+
+def _device() -> list[Check]:
+    """Say what multiplies matrices here, and whether this machine was measured."""
+    from gradwire.measure import cache, device  # noqa: PLC0415 - loads torch
+
+    here = device.this_device()
+    found = device.identify(here)
+    missing = [unit for unit in _MATRIX_UNITS if unit not in found.capabilities]
+    units = [unit for unit in found.capabilities if unit in _MATRIX_UNITS]
+    checks = [Check("device", found.kind, f"{found.name}: {', '.join(found.capabilities)}")]
+    checks += [Check("matrix units", unit, found.name) for unit in units]
+    reason = f"{found.name} has none"
+    checks += [Check("matrix units", unit, "", reason) for unit in missing]
+    machine = cache.Machine.here()
+    kept = cache.load(machine).reason
+    advice = kept and f"{kept}; run: gradwire measure"
+    return [*checks, Check("device", "measured speeds", str(cache.path_of(machine)), advice)]
 
 
 def missing_extras() -> list[str]:
@@ -120,4 +144,5 @@ def _lab() -> list[Check]:
     for tool in ("ip", "tc"):
         path = shutil.which(tool)
         checks.append(Check("lab", tool, path or "", None if path else "install iproute2"))
-    return checks
+    delay_line = None if PROGRAM.exists() else "was not built: needs Linux and a C++ compiler"
+    return [*checks, Check("lab", "delay line", "latency without netem", delay_line)]

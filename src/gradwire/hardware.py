@@ -38,8 +38,10 @@ class Device:
 
     Attributes:
         kind: `"cpu"` or `"cuda"`.
-        capabilities: What it has: `"avx2"`, `"sm_90"`, `"fp8"`, `"bf16"` ...
+        capabilities: Its instruction set or compute capability, and what its
+            matrix units multiply: `"avx2"`, `"sm_90"`, `"bf16"`, `"int8"`, `"fp8"`.
         copy_bytes_per_s: Bytes read plus written per second by a plain copy.
+        read_bytes_per_s: Bytes per second of a plain sum; 0 if unknown.
         launch_s: Fixed cost of starting one kernel.
         interference: Share of encoding and decoding time by which a backward
             pass that runs meanwhile becomes longer (chi), 0 to 1.
@@ -50,8 +52,13 @@ class Device:
     cores: int = 1
     capabilities: tuple[str, ...] = ()
     copy_bytes_per_s: float = 1e10
+    read_bytes_per_s: float = 0.0
     launch_s: float = 0.0
     interference: float = 1.0
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.interference <= 1:
+            raise SpecError("Device.interference", self.interference, "between 0 and 1")
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,13 +70,16 @@ class LinkSpeed:
         bandwidth_bytes_per_s: Payload rate, each way.
         spread: Median relative distance of the measurements from the fit.
         collectives: Fitted time of each collective at this world size, over the
-            bytes of one rank's tensor: `"all_reduce"`, `"exchange"` ...
+            bytes of one rank's tensor: `"all_reduce"` (of the back end) and
+            `"exchange"` (gradwire's own: everything that a rank sends at once).
+        ranks: How many ranks took part in the measurement; 0 if none did.
     """
 
     latency_s: float
     bandwidth_bytes_per_s: float
     spread: float = 0.0
     collectives: Mapping[str, Line] = field(default_factory=dict)
+    ranks: int = 0
 
     def __post_init__(self) -> None:
         if not self.latency_s >= 0:
@@ -86,8 +96,8 @@ class Hardware:
 
     Attributes:
         kernels: Fitted time over bytes of float32 input, by step and short name
-            of a spec: `"encode int4"`, `"decode int4"`; decode is that of one
-            payload.
+            of a codec: `"encode int4"`, `"decode int4"`; decode is that of one
+            payload. Low rank has one line for all its products, `"encode low_rank:1"`.
         within: The link between ranks of one node.
         between: The link between nodes.
         fingerprint: Names the machine and topology that were measured.

@@ -7,6 +7,7 @@ shards are cut inside each parameter, never across two.
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import NamedTuple
 
 ALIGNMENT = 16
@@ -72,6 +73,20 @@ def shard(numel: int, block_size: int, index: int, world_size: int, turn: int = 
     first, last = blocks * position // world_size, blocks * (position + 1) // world_size
     start, end = first * block_size, min(last * block_size, numel)
     return Stretch(start, max(end - start, 0))
+
+
+def shard_numels(numel: int, block_size: int, world_size: int, turn: int = 0) -> list[int]:
+    """Return how many values of a parameter each rank owns (see `shard`).
+
+    Example:
+        >>> shard_numels(1000, 256, 2)
+        [512, 488]
+    """
+    blocks, ranks = num_blocks(numel, block_size), range(world_size)
+    cuts = [*(blocks * r // world_size * block_size for r in ranks), numel]
+    numels = [end - start for start, end in pairwise(cuts)]
+    first = turn % world_size
+    return numels[first:] + numels[:first]
 
 
 def packed_bytes(numel: int, bits: int) -> int:

@@ -153,17 +153,21 @@ class Workload:
         return tuple(times)
 
     def buckets(
-        self, cap_bytes: int = BUCKET_BYTES, first_bytes: int = FIRST_BUCKET_BYTES
+        self, cap_bytes: int = BUCKET_BYTES, first_bytes: int | None = None
     ) -> tuple[Bucket, ...]:
         """Return DDP's buckets after its first step, in the order they become ready.
 
-        A bucket closes once it has reached its limit; the first has a smaller
-        one, so that the exchange begins early. Buckets hold one dtype each.
+        A bucket closes once it has reached its limit. Buckets hold one dtype each.
 
         Args:
             cap_bytes: Limit of all buckets but the first.
-            first_bytes: Limit of the first.
+            first_bytes: Limit of the first. None is DDP's choice: a smaller
+                one, so that the exchange begins early, unless the user has
+                set the limit (`bucket_cap_mb`).
         """
+        if first_bytes is None:
+            is_default = cap_bytes == BUCKET_BYTES
+            first_bytes = FIRST_BUCKET_BYTES if is_default else cap_bytes
         return tuple(self._cut(cap_bytes, first_bytes))
 
     def _cut(self, cap_bytes: int, first_bytes: int) -> Iterator[Bucket]:

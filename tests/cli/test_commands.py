@@ -29,8 +29,11 @@ Options:
   -h, --help  Show this message and exit.
 
 Commands:
-  demo    Train a small model over a slow link, once for each way to...
-  doctor  Say what can run on this machine, and the reason for each thing...
+  demo     Train a small model over a slow link, once for each way to...
+  doctor   Say what can run on this machine, and the reason for each thing...
+  measure  Measure how fast this machine encodes, and how fast its links are.
+  plan     Choose what each bucket sends, from measured costs.
+  report   Show what `gradwire bench` or `gradwire demo --json` has measured.
 """,
     )
 
@@ -75,6 +78,7 @@ Usage: gradwire doctor [OPTIONS]
 
 Options:
   --json      Print JSON instead of a table.
+  --selftest  Compare every kernel with the reference.
   -h, --help  Show this message and exit.
 """,
     )
@@ -95,7 +99,7 @@ Options:
         (["demo", "--plan", "gone.json"], "plan='gone.json' is not the path of an existing file"),
         (["demo", "--report", "."], ". is a folder, not a file to write"),
         (["demo", "--report", "/dev/null/x.html"], "x.html cannot be written: "),
-        (["demo", "--report", "x", "--json", "x"], "x cannot hold both the report and the JSON"),
+        (["demo", "--report", "x", "--json", "x"], "x cannot hold two outputs"),
         (["demo", "--methods", "ddp", "--plan", "int4"], "--plan needs gradwire among the"),
         (["demo", "--seed", str(1 << 63)], "is not less than 2 to the power of 63"),
     ],

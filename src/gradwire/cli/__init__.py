@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from gradwire.cli import demo, doctor
+from gradwire.cli import demo, doctor, measure, plan, report
 from gradwire.errors import CommandError, GradwireError, SpecError
 from gradwire.version import installed_version
 
@@ -50,3 +50,6 @@ def main() -> None:
 
 main.add_command(demo.command)
 main.add_command(doctor.command)
+main.add_command(measure.command)
+main.add_command(plan.command)
+main.add_command(report.command)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from gradwire.cli.files import require_apart, require_free, write_file
 from gradwire.errors import CommandError
 
 if TYPE_CHECKING:
@@ -62,10 +63,9 @@ def command(  # noqa: PLR0913 - one argument an option
     _require_extras()
     report = report or _fresh_report(task)
     json_path = Path(json_to) if json_to not in {None, "-"} else None
-    if json_path is not None and json_path.resolve() == report.resolve():
-        raise CommandError(f"{report} cannot hold both the report and the JSON", exit_code=2)
+    require_apart(report, json_path)
     for path in filter(None, (report, json_path)):
-        _require_free(path, force=force)
+        require_free(path, force=force)
     human = Console(stderr=json_to == "-")
     result = _run(job, human)
     _write(result, report, json_path, human)
@@ -117,22 +117,6 @@ def _fresh_report(task: str) -> Path:
     return Path("reports") / f"demo-{task}-{stamp}.html"
 
 
-def _require_free(path: Path, *, force: bool) -> None:
-    if path.is_dir():
-        raise CommandError(f"{path} is a folder, not a file to write", exit_code=2)
-    _require_folder(path)
-    if path.exists() and not force:
-        raise CommandError(f"{path} exists; --force overwrites it", exit_code=2)
-
-
-def _require_folder(path: Path) -> None:
-    """Make the folder before the run, whose result would be lost without it."""
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise CommandError(f"{path} cannot be written: {error.strerror}", exit_code=2) from None
-
-
 def _run(job: Job, human: Console) -> DemoResult:
     from gradwire.demo.collect import Collector  # noqa: PLC0415
     from gradwire.demo.launch import Workers, available_cores  # noqa: PLC0415
@@ -157,5 +141,5 @@ def _write(result: DemoResult, report: Path, json_path: Path | None, human: Cons
     if json_path is not None:
         texts.append((json_path, result.to_json() + "\n"))
     for path, text in texts:
-        path.write_text(text, encoding="utf-8")
+        write_file(path, text)
         human.print(f"Written: {path}", soft_wrap=True)

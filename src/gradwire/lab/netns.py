@@ -1,4 +1,4 @@
-"""Ranks in network namespaces of one machine, joined by lines of a given rate.
+"""Ranks in network namespaces of one machine, joined by lines of given rates.
 
     [rank 0] eth0 == port0 [hub: bridge] port1 == eth0 [rank 1] ...
 
@@ -10,74 +10,91 @@ frees them with all that is in them; workers are killed with their parent.
 
 from __future__ import annotations
 
-import ctypes
 import math
 import os
-import shutil
-import signal
-import subprocess
-import tempfile
-import time
-from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import Self
 
 from gradwire.errors import CommandError, SpecError
+from gradwire.lab.counters import InterfaceBytes
+from gradwire.lab.latency import DelayLine, LatencyBy, has_netem
+from gradwire.lab.line import HUB_ADDRESS, Line
+from gradwire.lab.namespace import Namespace, missing
+from gradwire.lab.playback import Playback
+from gradwire.lab.probe import LineCheck, check_lines
+from gradwire.lab.script import RateChange, RateScript
+from gradwire.lab.workers import Workers
 
-_CLONE_NEWNET = 0x40000000
-_PR_SET_PDEATHSIG = 1
-_POLL_S = 0.05
+__all__ = ["Network", "missing"]
+
 _MAX_RANKS = 250
-_NO_IPV6 = "sysctl -qw net.ipv6.conf.all.disable_ipv6=1 net.ipv6.conf.default.disable_ipv6=1"
-
-
-def missing() -> str | None:
-    """Return what this machine lacks for a `Network`, or None if it can have one.
-
-    Example:
-        >>> reason = missing()
-        >>> reason is None or "network namespaces need" in reason
-        True
-    """
-    lacking = [f"the program {name!r}" for name in ("ip", "tc", "sysctl") if not shutil.which(name)]
-    if os.geteuid() != 0:
-        lacking.insert(0, "root")
-    if not lacking:
-        try:
-            os.close(_new_namespace())
-        except OSError as error:
-            lacking.append(f"a kernel that permits them ({error.strerror})")
-    return f"network namespaces need {' and '.join(lacking)}" if lacking else None
+_MTU = (576, 9000)
+_LEAST_RATE = 12_500.0
+_FIRST_PORT = 29500
+_RAISED = -20
 
 
 class Network:
-    """Ranks behind full-duplex lines of one rate; a context manager.
+    """Ranks behind full-duplex lines; a context manager.
 
-    Rates are those of Ethernet frames: with TCP at most 95.6 % of it is
-    payload (1448 of 1514 bytes).
+    Rates are those of Ethernet frames: with TCP and the usual MTU at most
+    95.6 % of it is payload (1448 of 1514 bytes).
 
     Args:
         world_size: Number of ranks, at most 250.
-        rate_bytes_per_s: Rate of each line, each way; infinity for no limit.
+        rate_bytes_per_s: Rate of each line, each way; one for all ranks or one a
+            rank; infinity for no limit, else at least 12,500.
+        latency_s: One way, from rank to rank.
+        mtu: Bytes of payload and IP headers in a frame.
+        nice: Priority of the workers' sessions, from -20 (above all else on the
+            machine) to 0 (as it comes). None takes it from the environment
+            variable `GRADWIRE_LAB_NICE`, or else -20.
+        verify: Measure all limited lines on entering and refuse wrong rates.
+
+    Attributes:
+        latency_by: What makes the latency: `"netem"`, the `"delay line"`, or
+            `"none"`.
+        checks: What `verify` last measured.
 
     Raises:
-        CommandError: The machine lacks something, or a command failed.
+        SpecError: An argument is out of its range.
+        CommandError: The machine lacks something, a command failed, or a line
+            does not have its rate.
 
     Example:
         >>> with Network(2, 12.5e6) as network:  # doctest: +SKIP
         ...     outputs = network.run(["python", "worker.py"])
     """
 
-    def __init__(self, world_size: int, rate_bytes_per_s: float) -> None:
+    def __init__(
+        self,
+        world_size: int,
+        rate_bytes_per_s: float | Sequence[float] = math.inf,
+        *,
+        latency_s: float = 0.0,
+        mtu: int = 1500,
+        nice: int | None = None,
+        verify: bool = True,
+    ) -> None:
         if not 1 <= world_size <= _MAX_RANKS:
             raise SpecError("world_size", world_size, f"between 1 and {_MAX_RANKS}")
-        if not rate_bytes_per_s > 0:
-            raise SpecError("rate_bytes_per_s", rate_bytes_per_s, "above 0")
+        if not _MTU[0] <= mtu <= _MTU[1]:
+            raise SpecError("mtu", mtu, f"between {_MTU[0]} and {_MTU[1]}")
+        if not 0 <= latency_s < math.inf:
+            raise SpecError("latency_s", latency_s, "at least 0 and finite")
         self.world_size = world_size
-        self.rate_bytes_per_s = rate_bytes_per_s
-        self._hub = -1
-        self._ranks: list[int] = []
+        self.latency_s = latency_s
+        self.latency_by: LatencyBy = "none"
+        self.mtu = mtu
+        self.checks: tuple[LineCheck, ...] = ()
+        self._rates = _rates(world_size, rate_bytes_per_s)
+        self._nice = _priority(nice)
+        self._verify = verify
+        self._hub: Namespace | None = None
+        self._lines: list[Line] = []
+        self._delay_line: DelayLine | None = None
+        self._started = 0
 
     def __enter__(self) -> Self:
         """Build the namespaces and lines."""
@@ -85,13 +102,9 @@ class Network:
         if reason is not None:
             raise CommandError(reason)
         try:
-            self._hub = _new_namespace()
-            self._ranks = [_new_namespace() for _ in range(self.world_size)]
-            self._command(self._hub, _NO_IPV6)
-            self._command(self._hub, "ip link add bridge type bridge stp_state 0 mcast_snooping 0")
-            self._command(self._hub, "ip link set bridge up")
-            for rank in range(self.world_size):
-                self._connect(rank)
+            self._build()
+            if self._verify:
+                self.verify()
         except BaseException:
             self._close()
             raise
@@ -106,9 +119,14 @@ class Network:
         """Let go of the namespaces."""
         self._close()
 
+    @property
+    def rates_bytes_per_s(self) -> tuple[float, ...]:
+        """The rates of the lines now, by rank."""
+        return tuple(line.rate_bytes_per_s for line in self._lines) or self._rates
+
     def address(self, rank: int) -> str:
         """Return a rank's IPv4 address."""
-        return f"10.77.0.{rank + 1}"
+        return self._line(rank).address
 
     def run(
         self,
@@ -130,138 +148,153 @@ class Network:
             CommandError: A rank failed or was late; its last lines are in the
                 message.
         """
-        with tempfile.TemporaryDirectory(prefix="gradwire-netns-") as folder:
-            files = [
-                (Path(folder, f"{r}.out"), Path(folder, f"{r}.err")) for r in range(self.world_size)
-            ]
-            workers: list[subprocess.Popen[bytes]] = []
-            try:
-                for rank, (out, err) in enumerate(files):
-                    variables = os.environ | self._variables(rank) | dict(environment or {})
-                    with out.open("wb") as stdout, err.open("wb") as stderr:
-                        workers.append(
-                            subprocess.Popen(  # noqa: S603 - the caller's command
-                                command,
-                                env=variables,
-                                stdout=stdout,
-                                stderr=stderr,
-                                preexec_fn=_entering(self._ranks[rank]),  # noqa: PLW1509 - no other way in
-                            )
-                        )
-                _wait(workers, [err for _, err in files], timeout_s)
-            finally:
-                for worker in workers:
-                    worker.kill()
-                    worker.wait()
-            return [out.read_text() for out, _ in files]
+        with self.start(command, environment=environment) as workers:
+            return workers.wait(timeout_s)
 
-    def _variables(self, rank: int) -> dict[str, str]:
+    def start(
+        self, command: Sequence[str], *, environment: Mapping[str, str] | None = None
+    ) -> Workers:
+        """Start a command on every rank, and do not wait for it.
+
+        Args:
+            command: Program and arguments, equal on all ranks.
+            environment: Variables to add to those of `torchrun`.
+
+        Returns:
+            The processes; a context manager that ends them. They end with the
+            calling thread too, so start them from one that lives on.
+        """
+        ranks = range(self.world_size)
+        port = _FIRST_PORT + self._started % 1000  # runs side by side do not meet
+        self._started += 1
+        return Workers(
+            command,
+            [os.environ | self._variables(r, port) | dict(environment or {}) for r in ranks],
+            [self._line(r).inside for r in ranks],
+            self._nice,
+        )
+
+    def limit(self, rate_bytes_per_s: float, rank: int | None = None) -> None:
+        """Set the rate of a line, or of all, while workers run.
+
+        Connections live on; those that are open keep their packet size.
+
+        Args:
+            rate_bytes_per_s: Each way; infinity for no limit, else at least 12,500.
+            rank: Whose line; None for all.
+        """
+        (rate,) = _rates(1, rate_bytes_per_s)
+        for line in self._known(rank):
+            line.limit(rate)
+
+    def play(self, script: RateScript) -> Playback:
+        """Return a context manager that makes a script's changes while its block runs.
+
+        Raises:
+            SpecError: The script names a rank that is not here.
+        """
+        for change in script.changes:
+            _rates(1, change.rate_bytes_per_s)
+            self._known(change.rank)
+        return Playback(script, self._change)
+
+    def cut(self, rank: int) -> None:
+        """Take a rank's line down, as if its cable were pulled; packets are lost."""
+        self._line(rank).cut()
+
+    def restore(self, rank: int) -> None:
+        """Take a rank's line up again; TCP goes on where it was."""
+        self._line(rank).restore()
+
+    def interface_bytes(self, rank: int) -> InterfaceBytes:
+        """Return what a rank has sent and received over its line so far."""
+        return self._line(rank).carried()
+
+    def verify(self, tolerance: float = 0.1) -> tuple[LineCheck, ...]:
+        """Measure every limited line, both directions at once, one after the other.
+
+        Takes about half a second a line. Lines of 5 Gbit/s and more may be
+        slower than set, as the machine limits them: that is reported, not
+        refused.
+
+        Args:
+            tolerance: Share of the rate by which a measurement may be off.
+
+        Raises:
+            CommandError: A line is off by more, three times in a row; says which.
+        """
+        limited = [line for line in self._known(None) if math.isfinite(line.rate_bytes_per_s)]
+        targets = {line.rank: line.target(self.latency_s) for line in limited}
+        self.checks = check_lines(targets, tolerance, self._nice)
+        return self.checks
+
+    def _build(self) -> None:
+        self._hub = hub = Namespace()
+        for rank in range(self.world_size):
+            self._lines.append(Line(hub, rank, self.mtu))
+        hub.without_ipv6()
+        hub.command("ip link add bridge type bridge stp_state 0 mcast_snooping 0")
+        hub.command(f"ip link set bridge mtu {self.mtu} up")
+        hub.command(f"ip addr add {HUB_ADDRESS}/24 dev bridge")
+        if self.latency_s:
+            self.latency_by = "netem" if has_netem(hub) else "delay line"
+        if self.latency_by == "delay line":
+            ranks = [line.inside for line in self._lines]
+            self._delay_line = DelayLine(hub, ranks, self.latency_s, self._nice)
+        netem_s = self.latency_s if self.latency_by == "netem" else 0.0
+        for line, rate in zip(self._lines, self._rates, strict=True):
+            line.connect(has_devices=self._delay_line is not None, netem_s=netem_s)
+            line.limit(rate)
+
+    def _variables(self, rank: int, port: int) -> dict[str, str]:
         return {
             "MASTER_ADDR": self.address(0),
-            "MASTER_PORT": "29500",
+            "MASTER_PORT": str(port),
             "RANK": str(rank),
             "LOCAL_RANK": "0",
             "WORLD_SIZE": str(self.world_size),
+            "LOCAL_WORLD_SIZE": "1",
             "GLOO_SOCKET_IFNAME": "eth0",
             "OMP_NUM_THREADS": "1",
         }
 
-    def _connect(self, rank: int) -> None:
-        port, inside = f"port{rank}", self._ranks[rank]
-        target = f"/proc/{os.getpid()}/fd/{inside}"
-        self._command(self._hub, f"ip link add {port} type veth peer name eth0 netns {target}")
-        self._command(self._hub, f"ip link set {port} master bridge up")
-        self._command(inside, _NO_IPV6)
-        self._command(inside, "ip link set lo up")
-        self._command(inside, "ip link set eth0 up")
-        self._command(inside, f"ip addr add {self.address(rank)}/24 dev eth0")
-        # A namespace cannot choose its congestion control, but a route can.
-        route = f"10.77.0.0/24 dev eth0 src {self.address(rank)} congctl cubic"
-        self._command(inside, f"ip route replace {route}")
-        self._limit(inside, "eth0")
-        self._limit(self._hub, port)
+    def _line(self, rank: int) -> Line:
+        return self._known(rank)[0]
 
-    def _limit(self, namespace: int, device: str) -> None:
-        """Have HTB limit what leaves a device.
+    def _known(self, rank: int | None) -> list[Line]:
+        if not self._lines:
+            raise CommandError("the network is not there: use it inside `with Network(...)`")
+        if rank is None:
+            return self._lines
+        if not 0 <= rank < self.world_size:
+            raise SpecError("rank", rank, f"between 0 and {self.world_size - 1}")
+        return [self._lines[rank]]
 
-        TBF would cut large packets up, and starves one direction of two. HTB
-        lets one packet overdraw its bucket, so packets are kept below 0.25 ms
-        of the line (3 frames at least), the bucket at 0.1 ms, the queue at 50.
-        """
-        rate = self.rate_bytes_per_s
-        if math.isinf(rate):
-            return
-        burst = int(min(max(rate * 0.1e-3, 3200), 65536))
-        packet = int(min(max(rate * 0.25e-3, 4500), 65536))
-        queue = int(min(max(rate * 0.05, 131072), 4 << 20))
-        bits = f"{int(rate * 8)}bit"
-        self._command(namespace, f"ip link set dev {device} gso_max_size {packet}")
-        self._command(namespace, f"tc qdisc add dev {device} root handle 1: htb default 1")
-        limits = f"rate {bits} burst {burst} cburst {burst} quantum 60000"
-        self._command(namespace, f"tc class add dev {device} parent 1: classid 1:1 htb {limits}")
-        self._command(namespace, f"tc qdisc add dev {device} parent 1:1 bfifo limit {queue}")
-
-    @staticmethod
-    def _command(namespace: int, line: str) -> None:
-        done = subprocess.run(  # noqa: S603 - commands of this file
-            line.split(),
-            preexec_fn=_entering(namespace),
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        if done.returncode != 0:
-            raise CommandError(f"{line}: {done.stderr.strip()}")
+    def _change(self, change: RateChange) -> None:
+        self.limit(change.rate_bytes_per_s, change.rank)
 
     def _close(self) -> None:
-        for namespace in [*self._ranks, self._hub]:
-            if namespace >= 0:
-                os.close(namespace)
-        self._ranks, self._hub = [], -1
+        if self._delay_line is not None:
+            self._delay_line.close()
+        for line in self._lines:
+            line.inside.close()
+        if self._hub is not None:
+            self._hub.close()
+        self._lines, self._hub, self._delay_line = [], None, None
 
 
-def _wait(
-    workers: Sequence[subprocess.Popen[bytes]], errors: Sequence[Path], timeout_s: float
-) -> None:
-    end = time.monotonic() + timeout_s
-    codes = [worker.poll() for worker in workers]
-    while None in codes and not any(codes) and time.monotonic() < end:
-        time.sleep(_POLL_S)
-        codes = [worker.poll() for worker in workers]
-    if any(code != 0 for code in codes):
-        what = f"not done after {timeout_s:g} s" if not any(codes) else "failed"
-        tails = [f"--- rank {r}\n{path.read_text()[-2000:]}" for r, path in enumerate(errors)]
-        raise CommandError(f"{what}, exit codes {codes}\n" + "\n".join(tails))
+def _rates(world_size: int, given: float | Sequence[float]) -> tuple[float, ...]:
+    rates = tuple(given) if isinstance(given, Sequence) else (given,) * world_size
+    if len(rates) != world_size:
+        raise SpecError("rate_bytes_per_s", given, f"one rate, or {world_size} of them")
+    for rate in rates:
+        if not rate >= _LEAST_RATE:
+            raise SpecError("rate_bytes_per_s", rate, f"at least {_LEAST_RATE:.0f}")
+    return rates
 
 
-def _check(returned: int, what: str) -> None:
-    if returned != 0:
-        number = ctypes.get_errno()
-        raise OSError(number, f"{what}: {os.strerror(number)}")
-
-
-def _new_namespace() -> int:
-    libc = ctypes.CDLL(None, use_errno=True)
-    here = os.open("/proc/self/ns/net", os.O_RDONLY)
-    try:
-        _check(libc.unshare(_CLONE_NEWNET), "unshare")
-        try:
-            return os.open("/proc/thread-self/ns/net", os.O_RDONLY)
-        finally:
-            _check(libc.setns(here, _CLONE_NEWNET), "setns")
-    finally:
-        os.close(here)
-
-
-def _entering(namespace: int) -> Callable[[], None]:
-    """Return what a child does first: die with its parent, and change namespace."""
-    libc = ctypes.CDLL(None, use_errno=True)
-    parent = os.getpid()
-
-    def enter() -> None:
-        libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-        if os.getppid() != parent:
-            os._exit(1)
-        _check(libc.setns(namespace, _CLONE_NEWNET), "setns")
-
-    return enter
+def _priority(nice: int | None) -> int:
+    text = os.environ.get("GRADWIRE_LAB_NICE", str(_RAISED)) if nice is None else str(nice)
+    if text not in {str(n) for n in range(_RAISED, 1)}:
+        raise SpecError("nice", text, f"a whole number between {_RAISED} and 0")
+    return int(text)

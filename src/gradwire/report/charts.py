@@ -5,18 +5,29 @@ from __future__ import annotations
 import hashlib
 import io
 import re
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections import Counter
+from collections.abc import Sequence
+from html import escape
+from itertools import accumulate
+from typing import Any, NamedTuple
 
 import matplotlib as mpl
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
-from gradwire.report.model import MethodResult
+from gradwire.report.bars import PARTS, HasParts, part_spreads
+from gradwire.report.model import Family, MethodResult
 from gradwire.report.summary import Summary, smoothed_losses, training_times
 
 _INK = "#010203"
-_SERIES = ["#0a0b01", "#0a0b02", "#0a0b03", "#0a0b04", "#0a0b05", "#0a0b06"]
+_SERIES = [f"#0a0b{i:02x}" for i in range(1, 11)]
+_BY_FAMILY: dict[Family, tuple[int, ...]] = {
+    "ddp": (0,),
+    "hook": (1, 2, 5, 7),
+    "gradwire": (3, 4, 6, 8, 9),
+    "compute": (0,),
+}
 _PARTS = ["#0c0d01", "#0c0d02", "#0c0d03", "#0c0d04"]
 _VARIABLES = (
     {_INK: "currentColor"}
@@ -24,11 +35,15 @@ _VARIABLES = (
     | {colour: f"var(--part-{i})" for i, colour in enumerate(_PARTS)}
 )
 _DASHES = [":", "--", "-.", "-", (0, (5, 1, 1, 1, 1, 1)), (0, (1, 1))]
+_TRAINING_LOSS = "Training loss, mean of 5 steps"
+MEGABYTES = "Sent by one rank, MB (logarithmic)"
+"""Label of an axis of bytes."""
+
 _STYLE: dict[Any, Any] = {
     "svg.fonttype": "none",
     "svg.hashsalt": "gradwire",
     "font.family": "sans-serif",
-    "font.size": 11,
+    "font.size": 10,
     "text.color": _INK,
     "axes.labelcolor": _INK,
     "axes.edgecolor": _INK,
@@ -42,34 +57,50 @@ _STYLE: dict[Any, Any] = {
 }
 
 
+class Curve(NamedTuple):
+    """One line of a chart: points, and whose they are."""
+
+    label: str
+    family: Family
+    xs: Sequence[float]
+    ys: Sequence[float]
+
+
 def loss_against_time(summaries: Sequence[Summary]) -> str:
     """Draw the smoothed training loss over training time."""
-    return _losses(summaries, "Training time, s", lambda m: training_times(m.steps))
+    curves = [_training_curve(s.method, training_times(s.method.steps)) for s in summaries]
+    return draw_curves(curves, "Training time, s", _TRAINING_LOSS)
 
 
 def loss_against_bytes(summaries: Sequence[Summary]) -> str:
     """Draw the smoothed training loss over bytes sent."""
-
-    def sent(method: MethodResult) -> list[float]:
-        total, points = 0.0, []
-        for step in method.steps:
-            total += step.sent_bytes / 1e6
-            points.append(max(total, 1e-6))
-        return points
-
-    return _losses(summaries, "Sent by one rank, MB (logarithmic)", sent, log=True)
+    curves = [
+        _training_curve(s.method, [max(b / 1e6, 1e-6) for b in _sent_bytes(s.method)])
+        for s in summaries
+    ]
+    return draw_curves(curves, MEGABYTES, _TRAINING_LOSS, log=True)
 
 
-def step_breakdown(summaries: Sequence[Summary]) -> str:
-    """Draw the parts of a median step as stacked bars."""
+def _training_curve(method: MethodResult, xs: Sequence[float]) -> Curve:
+    return Curve(method.label, method.family, xs, smoothed_losses(method.steps))
+
+
+def _sent_bytes(method: MethodResult) -> list[int]:
+    return list(accumulate(step.sent_bytes for step in method.steps))
+
+
+def step_breakdown(methods: Sequence[tuple[str, HasParts]]) -> str:
+    """Draw the parts of a median step as stacked bars.
+
+    Args:
+        methods: Label and numbers of each, from top to bottom.
+    """
     with mpl.rc_context(_STYLE):
-        figure, axes = _axes(0.55 * len(summaries) + 1.3)
-        labels = [s.method.label for s in summaries]
-        parts = ("forward", "backward", "exposed communication", "optimiser")
-        spreads = [(s.forward_s, s.backward_s, s.exposed_s, s.optimiser_s) for s in summaries]
-        left = [0.0] * len(summaries)
-        for i, part in enumerate(parts):
-            widths = [1e3 * spread[i].median for spread in spreads]
+        figure, axes = _axes(0.5 * len(methods) + 1.3, width=8.5)
+        labels = [label for label, _ in methods]
+        left = [0.0] * len(methods)
+        for i, part in enumerate(PARTS):
+            widths = [1e3 * part_spreads(numbers)[i].median for _, numbers in methods]
             axes.barh(labels, widths, left=left, color=_PARTS[i], label=part, height=0.6)
             left = [a + b for a, b in zip(left, widths, strict=True)]
         axes.invert_yaxis()
@@ -79,36 +110,46 @@ def step_breakdown(summaries: Sequence[Summary]) -> str:
         return _svg(figure, "Parts of a median step, as stacked bars; the table has the numbers")
 
 
-def _losses(
-    summaries: Sequence[Summary],
-    xlabel: str,
-    places: Callable[[MethodResult], list[float]],
-    *,
-    log: bool = False,
+def draw_curves(
+    curves: Sequence[Curve], xlabel: str, ylabel: str, *, log: bool = False, about: str = ""
 ) -> str:
+    """Draw lines with a legend below; gradwire's are the thick ones.
+
+    Args:
+        curves: At least one.
+        xlabel: Quantity and unit.
+        ylabel: Quantity and unit.
+        log: Whether the horizontal axis is logarithmic.
+        about: What sets this chart apart from others on its page.
+    """
     with mpl.rc_context(_STYLE):
-        figure, axes = _axes(4.2)
-        for i, summary in enumerate(summaries):
-            method = summary.method
+        figure, axes = _axes(3.1 + 0.2 * ((len(curves) + 1) // 2))
+        made: Counter[Family] = Counter()
+        for i, curve in enumerate(curves):
+            pool = _BY_FAMILY[curve.family]
             axes.plot(
-                places(method),
-                smoothed_losses(method.steps),
-                color=_SERIES[i % len(_SERIES)],
+                curve.xs,
+                curve.ys,
+                color=_SERIES[pool[made[curve.family] % len(pool)]],
                 linestyle=_DASHES[i % len(_DASHES)],
-                linewidth=3 if method.family == "gradwire" else 2,
-                label=method.label,
+                linewidth=2.5 if curve.family == "gradwire" else 1.5,
+                label=curve.label,
             )
+            made[curve.family] += 1
         if log:
             axes.set_xscale("log")
+            axes.xaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+            axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{x:g}"))
+            axes.xaxis.set_minor_formatter(NullFormatter())
         axes.set_xlabel(xlabel)
-        axes.set_ylabel("Training loss, nats (mean of 5 steps)")
-        axes.legend()
-        what = f"Training loss against {xlabel[0].lower()}{xlabel[1:]}, a line a method"
-        return _svg(figure, what)
+        axes.set_ylabel(ylabel)
+        figure.legend(loc="outside lower center", ncols=2, handlelength=3)
+        what = f"{ylabel} against {xlabel[0].lower()}{xlabel[1:]}, a line a method"
+        return _svg(figure, f"{what}; {about}" if about else what)
 
 
-def _axes(height: float) -> tuple[Figure, Axes]:
-    figure = Figure(figsize=(8.5, height), layout="constrained")
+def _axes(height: float, width: float = 5.2) -> tuple[Figure, Axes]:
+    figure = Figure(figsize=(width, height), layout="constrained")
     axes = figure.add_subplot()
     axes.grid(visible=True)
     axes.set_axisbelow(True)
@@ -131,7 +172,7 @@ def _svg(figure: Figure, description: str) -> str:
         body = body.replace(colour, variable)
     digest = hashlib.blake2b(description.encode(), digest_size=4)
     body = _with_own_ids(body, f"chart-{digest.hexdigest()}")
-    return f'<svg {view[0]} role="img" aria-label="{description}">{body}'
+    return f'<svg {view[0]} role="img" aria-label="{escape(description)}">{body}'
 
 
 def _with_own_ids(body: str, prefix: str) -> str:

@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from typing import Literal
+from typing import Any, Literal
+
+from gradwire.errors import SpecError
+
+_FORMAT = 1
 
 BASELINE = "ddp"
 """Name of the method that every other one is compared with."""
 
-Family = Literal["ddp", "hook", "gradwire"]
+Family = Literal["ddp", "hook", "gradwire", "compute"]
+"""What a method is: `"compute"` is computation alone, which nothing is compared with."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,4 +129,53 @@ class DemoResult:
 
     def to_json(self) -> str:
         """Write everything, every step included, as one JSON object."""
-        return json.dumps({"format": 1, **asdict(self)}, indent=2, sort_keys=True)
+        return json.dumps({"format": _FORMAT, **asdict(self)}, indent=2, sort_keys=True)
+
+    @classmethod
+    def from_json(cls, text: str) -> DemoResult:
+        """Read a result from `to_json`'s text.
+
+        Raises:
+            SpecError: Not JSON, another format number, or not complete.
+        """
+        data = read_format(text, "demo result", _FORMAT)
+        try:
+            methods = tuple(_method(m) for m in data["methods"])
+            settings, place = Settings(**data["settings"]), Environment(**data["environment"])
+            return cls(settings, place, methods, data["started"], data["wall_s"])
+        except (KeyError, TypeError) as error:
+            raise SpecError("demo result", text[:40], f"complete: {error}") from None
+
+
+def read_format(text: str, what: str, version: int) -> dict[str, Any]:
+    """Read a JSON object of ours.
+
+    Args:
+        text: The file's text.
+        what: What an error calls it.
+        version: The format number it must have.
+
+    Raises:
+        SpecError: Not JSON, no object, or of another format number.
+
+    Example:
+        >>> read_format('{"format": 1, "cells": []}', "bench result", 1)["cells"]
+        []
+    """
+    try:
+        data = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise SpecError(what, text[:40], f"JSON: {error}") from None
+    if not isinstance(data, dict) or data.get("format") != version:
+        found = data.get("format") if isinstance(data, dict) else data
+        raise SpecError(f"{what} format", found, f"{version}, the one this version reads")
+    return data
+
+
+def _method(data: Mapping[str, Any]) -> MethodResult:
+    read = {
+        "steps": tuple(Step(**s) for s in data["steps"]),
+        "validations": tuple(Validation(**v) for v in data["validations"]),
+        "digests": tuple(data["digests"]),
+    }
+    return MethodResult(**{**data, **read})

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from statistics import median, quantiles
 from typing import Any, Literal
 
 from gradwire.errors import SpecError
-from gradwire.report.model import Environment, Family, Validation
+from gradwire.report.model import Environment, Family, Validation, read_format
+from gradwire.timeline import Span, Timeline
 
 _FORMAT = 1
 _LEAST_FOR_QUARTILES = 2
@@ -52,6 +53,10 @@ class Round:
     sent_bytes: int
     foreign_cores: float = 0.0
 
+    def __post_init__(self) -> None:
+        if not self.steps or not self.step_s > 0:
+            raise SpecError("Round.steps", self.steps, "at least one step of more than 0 s")
+
     @property
     def step_s(self) -> float:
         """Median duration of a step."""
@@ -65,12 +70,14 @@ class ModeResult:
     Attributes:
         mode: Unique in the cell: `"none@5"`, `"powersgd1@1000"`, `"int4"` ...
         plan: The plan as JSON, where gradwire ran.
+        why: What speaks for that plan, a sentence each.
         reason: Why it did not run, where it did not.
         predicted_s: What the simulator said a step would take.
         validations: Losses on held-out data, where a model was trained.
         elapsed_s: Training time at each of the validations.
         digests: Hash of the parameters at the end, by rank.
         bits: Mean bits per value by layer, where they vary.
+        timeline: One typical step, where it was recorded.
     """
 
     mode: str
@@ -84,6 +91,23 @@ class ModeResult:
     elapsed_s: tuple[float, ...] = ()
     digests: tuple[str, ...] = ()
     bits: Mapping[str, float] | None = None
+    why: tuple[str, ...] = ()
+    timeline: Timeline | None = None
+
+    @property
+    def has_run(self) -> bool:
+        """Whether there is anything to compare."""
+        return bool(self.rounds)
+
+    @property
+    def is_replicated(self) -> bool:
+        """Whether no two ranks are known to have ended with other parameters."""
+        return len(set(self.digests)) <= 1
+
+    @property
+    def steps(self) -> tuple[StepTimes, ...]:
+        """The steps of all rounds."""
+        return tuple(s for r in self.rounds for s in r.steps)
 
     @property
     def step_s(self) -> float:
@@ -93,7 +117,7 @@ class ModeResult:
     @property
     def spread_s(self) -> float:
         """Half the distance between the quartiles of all steps."""
-        times = [s.total_s for r in self.rounds for s in r.steps]
+        times = [s.total_s for s in self.steps]
         if len(times) < _LEAST_FOR_QUARTILES:
             return 0.0
         low, _, high = quantiles(times, n=4, method="inclusive")
@@ -108,6 +132,9 @@ class Cell:
         rate_bytes_per_s: Of each rank's link, each way; None for no limit.
         latency_s: One way.
         network: Really limited (`"lab"`), made to last (`"shaped"`), or neither.
+        settings: What was asked for, in the bench's words.
+        inputs: What predictions were made from, as JSON: `"workload"` and
+            `"hardware"`.
     """
 
     model: str
@@ -117,6 +144,8 @@ class Cell:
     network: Network
     modes: tuple[ModeResult, ...]
     num_parameters: int = 0
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    inputs: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def name(self) -> str:
@@ -132,6 +161,9 @@ class Cell:
 class BenchResult:
     """One run of the bench.
 
+    Attributes:
+        settings: What else was asked for, by name: seed, steps a round ...
+
     Example:
         >>> place = Environment("0.1", "2.13", "3.11", "Linux", "a processor", 2)
         >>> mode = ModeResult("none@5", "plain DDP", "ddp", (Round((StepTimes(1, 2, 3, 0),), 10),))
@@ -145,6 +177,7 @@ class BenchResult:
     cells: tuple[Cell, ...]
     started: str
     wall_s: float
+    settings: Mapping[str, str | int | float] = field(default_factory=dict)
 
     def to_json(self) -> str:
         """Write everything, every step included, as one JSON object."""
@@ -157,17 +190,11 @@ class BenchResult:
         Raises:
             SpecError: Not JSON, another format number, or not complete.
         """
-        try:
-            data = json.loads(text)
-        except (ValueError, RecursionError) as error:
-            raise SpecError("bench result", text[:40], f"JSON: {error}") from None
-        if not isinstance(data, dict) or data.get("format") != _FORMAT:
-            found = data.get("format") if isinstance(data, dict) else data
-            raise SpecError("bench result format", found, f"{_FORMAT}, the one this version reads")
+        data = read_format(text, "bench result", _FORMAT)
         try:
             cells = tuple(_cell(c) for c in data["cells"])
             place = Environment(**data["environment"])
-            return cls(place, cells, data["started"], data["wall_s"])
+            return cls(place, cells, data["started"], data["wall_s"], data.get("settings", {}))
         except (KeyError, TypeError) as error:
             raise SpecError("bench result", text[:40], f"complete: {error}") from None
 
@@ -185,5 +212,13 @@ def _mode(data: Mapping[str, Any]) -> ModeResult:
         "validations": tuple(Validation(**v) for v in data["validations"]),
         "elapsed_s": tuple(data["elapsed_s"]),
         "digests": tuple(data["digests"]),
+        "why": tuple(data.get("why", ())),
+        "timeline": _timeline(data.get("timeline")),
     }
     return ModeResult(**{**data, **read})
+
+
+def _timeline(data: Mapping[str, Any] | None) -> Timeline | None:
+    if data is None:
+        return None
+    return Timeline(tuple(Span(**s) for s in data["spans"]), data["step_s"])

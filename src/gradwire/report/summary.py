@@ -38,6 +38,22 @@ class Spread:
         return cls(middle, (high - low) / 2)
 
 
+def format_milliseconds(seconds: float, like_s: float | None = None) -> str:
+    """Write a time in milliseconds with about three digits; the unit is the reader's.
+
+    Args:
+        seconds: The time.
+        like_s: The time whose number of decimals it takes; its own by default.
+
+    Example:
+        >>> format_milliseconds(0.0421), format_milliseconds(0.0004, like_s=0.0421)
+        ('42.1', '0.4')
+    """
+    like_ms = 1e3 * abs(seconds if like_s is None else like_s)
+    digits = sum(like_ms < limit for limit in (100, 10))
+    return f"{1e3 * seconds:.{digits}f}"
+
+
 @dataclass(frozen=True, slots=True)
 class Target:
     """When a method came within `TOLERANCE` of the loss that plain DDP ended with.

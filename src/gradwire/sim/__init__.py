@@ -1,1 +1,36 @@
-"""Predicts a training step on a network that need not exist. No torch here."""
+"""Simulates training steps on clusters of any size, without torch."""
+
+from gradwire.sim.base import (
+    COLLECTIVES,
+    DISTRIBUTIONS,
+    ENGINES,
+    TOPOLOGIES,
+    Cluster,
+    Collective,
+    Distribution,
+    Engine,
+    Simulation,
+    Simulator,
+    Straggler,
+    Topology,
+    Trace,
+)
+from gradwire.sim.run import EventSimulator, simulate
+
+__all__ = [
+    "COLLECTIVES",
+    "DISTRIBUTIONS",
+    "ENGINES",
+    "TOPOLOGIES",
+    "Cluster",
+    "Collective",
+    "Distribution",
+    "Engine",
+    "EventSimulator",
+    "Simulation",
+    "Simulator",
+    "Straggler",
+    "Topology",
+    "Trace",
+    "simulate",
+]

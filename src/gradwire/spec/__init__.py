@@ -27,7 +27,7 @@ from gradwire.spec.codecs import (
 )
 from gradwire.spec.data import reducer_from_dict, to_dict
 from gradwire.spec.fields import check_number, check_whole
-from gradwire.spec.names import parse_reducer, spec_key
+from gradwire.spec.names import codec_name, parse_reducer, spec_key, spec_name
 from gradwire.spec.reducers import (
     MAX_STRETCH,
     AllReduce,
@@ -59,10 +59,12 @@ __all__ = [
     "TwoPhase",
     "check_number",
     "check_whole",
+    "codec_name",
     "parse_reducer",
     "reducer_from_dict",
     "sent_bytes",
     "spec_key",
+    "spec_name",
     "stretches",
     "to_dict",
 ]

@@ -11,6 +11,13 @@ from gradwire.spec.codecs import MAX_BITS, Float, FloatFormat, Quantize, Sign, S
 from gradwire.spec.reducers import AllReduce, Broadcast, LowRank, TwoPhase
 
 _DENSE = ("float32", "bfloat16")
+_FLOATS: dict[str, FloatFormat] = {
+    "none": "float32",
+    "bf16": "bfloat16",
+    "fp16": "float16",
+    "fp8": "float8_e4m3",
+    "fp8_e5m2": "float8_e5m2",
+}
 _SHORT_FORMS = (
     *("none", "bf16", "fp16", "fp8", "fp8_e5m2"),
     *(f"int{bits}" for bits in range(MAX_BITS, 0, -1)),
@@ -67,15 +74,8 @@ def _wants_feedback(codec: CodecSpec) -> bool:
 
 
 def _parse_codec(text: str, name: str, number: str) -> CodecSpec:
-    floats: dict[str, FloatFormat] = {
-        "none": "float32",
-        "bf16": "bfloat16",
-        "fp16": "float16",
-        "fp8": "float8_e4m3",
-        "fp8_e5m2": "float8_e5m2",
-    }
-    if name in floats and not number:
-        return Float(floats[name])
+    if name in _FLOATS and not number:
+        return Float(_FLOATS[name])
     if name == "sign" and not number:
         return Sign()
     if name.startswith("int") and name[3:].isdecimal() and not number:
@@ -96,6 +96,48 @@ def _parameter(text: str, number: str, default: float) -> float:
         return float(number)
     except ValueError:
         raise SpecError("spec", text, "a name and a number, such as topk:0.01") from None
+
+
+def codec_name(codec: CodecSpec) -> str:
+    """Return the short name under which a codec's speed and error are known.
+
+    Block size and rounding are left out: they hardly matter for either.
+
+    Example:
+        >>> codec_name(Quantize(4)), codec_name(Float("bfloat16")), codec_name(Sparse(0.01))
+        ('int4', 'bf16', 'topk:0.01')
+    """
+    match codec:
+        case Float():
+            return next(name for name, form in _FLOATS.items() if form == codec.format)
+        case Quantize():
+            return f"int{codec.bits}"
+        case Sparse():
+            selection = {"exact": "topk", "threshold": "threshold", "random": "random_k"}
+            return f"{selection[codec.selection]}:{codec.density:g}"
+        case _:
+            return codec.id
+
+
+def spec_name(spec: ReducerSpec) -> str:
+    """Return the short name under which a reducer's speed and error are known.
+
+    That of its codec; low rank goes by its own.
+
+    Example:
+        >>> spec_name(parse_reducer("int4@broadcast")), spec_name(LowRank(2))
+        ('int4', 'low_rank:2')
+        >>> spec_name(AllReduce("bfloat16"))
+        'bf16'
+    """
+    codec = getattr(spec, "codec", None)
+    match spec:
+        case AllReduce():
+            return codec_name(Float(spec.format))
+        case LowRank():
+            return f"low_rank:{spec.matrix_rank}"
+        case _:
+            return spec.id if codec is None else codec_name(codec)
 
 
 def spec_key(spec: ReducerSpec) -> str:

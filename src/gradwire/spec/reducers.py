@@ -5,10 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import ClassVar, Literal
 
 from gradwire.errors import SpecError
-from gradwire.layout import GROUP, Stretch, shard
+from gradwire.layout import GROUP, Stretch, shard, shard_numels
 from gradwire.spec.base import CODEC_SPECS, REDUCER_SPECS, CodecSpec, Entry, ReducerSpec, Transfer
 from gradwire.spec.codecs import FLOAT_BYTES, Quantize, Sign, Sparse
 from gradwire.spec.fields import check_switch, check_whole
@@ -129,21 +130,40 @@ class TwoPhase:
         size = self.codec.block_size
         return [shard(e.numel, size, owner, world_size, e.stream) for e in entries]
 
+    def shard_bytes(
+        self, entries: Sequence[Entry], world_size: int
+    ) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """Return the size of each rank's shard, as gradients and as means."""
+        return _shard_bytes(self, tuple(entries), world_size)
+
     def transfers(
         self, entries: Sequence[Entry], world_size: int, rank: int
     ) -> tuple[Transfer, ...]:
         """Return the exchange of shards and the exchange of their means."""
         if world_size == 1:
             return ()
-        numels = [
-            [s.numel for s in self.shards(entries, owner, world_size) if s.numel]
-            for owner in range(world_size)
-        ]
         return tuple(
-            Transfer(*(sizes if is_first else reversed(sizes)))
-            for is_first, codec in ((True, self.codec), (False, self.mean_codec))
-            for sizes in [_spread_and_collect([codec.num_bytes(n) for n in numels], rank)]
+            Transfer(*(moved if is_first else reversed(moved)))
+            for is_first, sizes in zip(
+                (True, False), self.shard_bytes(entries, world_size), strict=True
+            )
+            for moved in [_spread_and_collect(sizes, rank)]
         )
+
+
+@lru_cache(maxsize=256)
+def _shard_bytes(
+    spec: TwoPhase, entries: tuple[Entry, ...], world_size: int
+) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    size = spec.codec.block_size
+    rows = [shard_numels(e.numel, size, world_size, e.stream) for e in entries]
+    numels = list(zip(*rows, strict=True)) if rows else [()] * world_size
+    kinds = {n: [x for x in n if x] for n in set(numels)}  # of many ranks, most own alike
+    first, second = (
+        {n: codec.num_bytes(kept) for n, kept in kinds.items()}
+        for codec in (spec.codec, spec.mean_codec)
+    )
+    return tuple(first[n] for n in numels), tuple(second[n] for n in numels)
 
 
 def _spread_and_collect(sizes: Sequence[int], rank: int) -> tuple[int, int]:
@@ -239,7 +259,13 @@ def sent_bytes(spec: ReducerSpec, entries: Sequence[Entry], world_size: int) -> 
         >>> sent_bytes(AllReduce("float32"), [Entry(0, (100,))], 2)
         400
     """
+    if isinstance(spec, TwoPhase) and world_size > 1:
+        first, second = spec.shard_bytes(entries, world_size)
+        others = world_size - 1
+        return sum(first) + max(others * m - s for s, m in zip(first, second, strict=True))
+    # Plain sums are cut evenly: nobody's shard is larger than the last one's.
+    is_even = isinstance(spec, (AllReduce, LowRank))
     return max(
         sum(t.sent_bytes for t in spec.transfers(entries, world_size, rank))
-        for rank in range(world_size)
+        for rank in range(world_size - 1 if is_even else 0, world_size)
     )

@@ -4,7 +4,11 @@ import json
 import subprocess
 import sys
 
+import pytest
+
+from gradwire.errors import SpecError
 from gradwire.report.model import DemoResult
+from gradwire.report.results import BenchResult, Round
 
 
 def test_json_holds_every_step_and_no_infinity(result: DemoResult):
@@ -21,3 +25,24 @@ def refuse(name: str) -> None:
 def test_report_loads_no_torch():
     code = "import gradwire.report.text, gradwire.report.html, sys; print('torch' in sys.modules)"
     assert subprocess.check_output([sys.executable, "-c", code], text=True).strip() == "False"
+
+
+def test_demo_result_survives_its_file(result: DemoResult):
+    assert DemoResult.from_json(result.to_json()) == result
+
+
+@pytest.mark.parametrize("text", ["", "[]", '{"format": 2}', '{"format": 1, "methods": [{}]}'])
+def test_demo_result_refuses_what_is_none(text: str):
+    with pytest.raises(SpecError):
+        DemoResult.from_json(text)
+
+
+@pytest.mark.parametrize("text", ["{", '{"format": 1, "cells": [{"modes": []}]}'])
+def test_bench_result_refuses_what_is_none(text: str):
+    with pytest.raises(SpecError):
+        BenchResult.from_json(text)
+
+
+def test_round_without_steps_is_refused():
+    with pytest.raises(SpecError, match="at least one step"):
+        Round((), 0)

@@ -1,0 +1,147 @@
+"""Compares every kernel that runs here with the reference, bit by bit."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from gradwire.codecs.base import Segments, build
+from gradwire.kernels import ops
+from gradwire.kernels.select import REFERENCE
+from gradwire.key import Key
+from gradwire.measure.kernels import SPECS, codec_of
+from gradwire.spec import CodecSpec, LowRank, parse_reducer
+
+_NUMELS = (1, 255, 256, 1000, 65_537)
+_MODES = ((False, 0.0), (True, 0.0), (True, 0.75))
+_HADAMARD_BLOCKS = (1, 16, 256, 1024, 4096)
+_PREFIX = "gradwire::"
+
+
+@dataclass(slots=True)
+class Parity:
+    """How one kernel compared.
+
+    Attributes:
+        op: Its name.
+        comparisons: How many calls were compared.
+        mismatch: What differed first, or None.
+    """
+
+    op: str
+    comparisons: int = 0
+    mismatch: str | None = None
+
+
+def check_kernels(device: torch.device, names: Sequence[str] = SPECS) -> list[Parity]:
+    """Run every codec over sizes and values, and compare each kernel it calls.
+
+    The reference gets copies of a call's arguments, on the CPU; what both wrote
+    must agree in every bit. Compilers are known to miscompile, so this is
+    worth a minute on a new machine.
+
+    Args:
+        device: Whose kernels to check.
+        names: Short names of what to run.
+
+    Returns:
+        One entry an op, also for those that no codec called.
+
+    Example:
+        >>> found = check_kernels(torch.device("cpu"), ["sign"])
+        >>> [(p.op, p.mismatch) for p in found if p.op.startswith("sign") and p.comparisons]
+        [('sign_encode', None), ('sign_decode', None)]
+    """
+    with _Comparing() as comparing:
+        for spec in _codecs(names):
+            for x in _inputs(device):
+                _exercise(spec, x)
+        for block_size in _HADAMARD_BLOCKS:
+            x = _normal(2 * max(_HADAMARD_BLOCKS)).to(device)
+            ops.hadamard(x, block_size, torch.empty_like(x))
+    return [comparing.found[name] for name in ops.names()]
+
+
+def _codecs(names: Sequence[str]) -> list[CodecSpec]:
+    specs = [parse_reducer(name) for name in names]
+    return list(dict.fromkeys(codec_of(s) for s in specs if not isinstance(s, LowRank)))
+
+
+@dataclass
+class _Comparing(TorchDispatchMode):
+    """Runs the reference beside each of gradwire's ops, and compares what they wrote."""
+
+    found: dict[str, Parity] = field(
+        default_factory=lambda: {name: Parity(name) for name in ops.names()}
+    )
+
+    def __post_init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+
+    def __torch_dispatch__(
+        self,
+        func: Any,  # noqa: ANN401 - an op, as torch hands it over
+        types: Sequence[type],
+        args: tuple[Any, ...] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:  # noqa: ANN401 - the op's result
+        name = str(func._schema.name)  # noqa: SLF001 - has no public name
+        if not name.startswith(_PREFIX):
+            return func(*args, **(kwargs or {}))
+        parity = self.found[name.removeprefix(_PREFIX)]
+        copies = [_copy(a) for a in args]
+        expected = [REFERENCE[parity.op](*copies), *copies]
+        actual = [func(*args), *args]
+        parity.comparisons += 1
+        if parity.mismatch is None:
+            parity.mismatch = _difference(expected, actual, args)
+        return actual[0]
+
+
+def _copy(argument: object) -> object:
+    return argument.cpu().clone() if isinstance(argument, Tensor) else argument
+
+
+def _difference(expected: Sequence[Any], actual: Sequence[Any], args: Sequence[Any]) -> str | None:
+    for one, other in zip(expected, actual, strict=True):
+        if not isinstance(one, Tensor):
+            continue
+        a, b = (t.cpu().contiguous() for t in (one, other))
+        wrong = a.view(torch.uint8) != b.view(torch.uint8)
+        if a.is_floating_point():
+            either = (a != b) & ~(a.isnan() & b.isnan())
+            wrong = either | (torch.signbit(a) != torch.signbit(b)) & ~a.isnan()
+        if wrong.any():
+            plain = [a for a in args if not isinstance(a, Tensor)]
+            return f"{int(wrong.sum())} of {wrong.numel()} values differ, arguments {plain}"
+    return None
+
+
+def _inputs(device: torch.device) -> Iterator[Tensor]:
+    for numel in _NUMELS:
+        yield _normal(numel).to(device)
+    harsh = _normal(_NUMELS[-1])
+    for index, value in enumerate((0.0, 1e-40, 1e-25, 1e25, 3e38)):
+        harsh[256 * index :][:256] = harsh[256 * index :][:256].clamp(-1, 1) * value
+    for index, value in enumerate((torch.nan, torch.inf, -torch.inf)):
+        harsh[256 * index + 8192 + 77] = value
+    yield harsh.to(device)
+
+
+def _normal(numel: int) -> Tensor:
+    generator = torch.Generator().manual_seed(numel)
+    return torch.randn(numel, generator=generator)
+
+
+def _exercise(spec: CodecSpec, x: Tensor) -> None:
+    codec, whole = build(spec), Segments.whole(x.numel(), stream=5)
+    for has_residual, gain in _MODES:
+        residual = x.roll(1).nan_to_num(0.0, 0.0, 0.0) * 0.1 if has_residual else None
+        payload = codec.encode(x, whole, Key(1, 2, 3), residual, gain)
+        rows = torch.stack([payload, payload])
+        codec.decode(rows, whole, torch.ones_like(x), 2.0, accumulate=not has_residual)

@@ -1,0 +1,1 @@
+"""Reports on a bench: numbers, doubts, words, then text, HTML, JSON and CSV."""

@@ -1,0 +1,204 @@
+"""The bench report as one HTML page that refers to nothing outside itself."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+from markupsafe import Markup
+
+from gradwire.plan import Plan
+from gradwire.report.bars import Breakdown, breakdown
+from gradwire.report.bench.changes import CHANGE_HEADINGS, change_texts, compare_results
+from gradwire.report.bench.matrix import Entry, Matrix, speedup_matrix
+from gradwire.report.bench.summary import CellSummary, Speedup, summarise_bench
+from gradwire.report.bench.verdicts import prediction, verdict
+from gradwire.report.bench.words import (
+    BenchRow,
+    bench_facts,
+    bench_intro,
+    bench_notes,
+    bench_table,
+    cell_setting,
+    cell_title,
+    reasons,
+    times,
+)
+from gradwire.report.charts import MEGABYTES, Curve, draw_curves
+from gradwire.report.lanes import Drawing, draw_timeline
+from gradwire.report.page import render_page
+from gradwire.report.results import BenchResult, ModeResult
+from gradwire.spec import spec_key
+
+_STRONGEST = 70.0
+_STRONGEST_AT = 8.0
+
+
+class HeatEntry(NamedTuple):
+    """One field of the speed-up matrix: words, and a colour where there is a number."""
+
+    text: str
+    range: str
+    colour: str
+    doubts: str
+    is_best: bool
+
+
+class HeatRow(NamedTuple):
+    """One cell's line of the matrix; None where the cell lacks a mode."""
+
+    title: str
+    entries: tuple[HeatEntry | None, ...]
+
+
+class Heat(NamedTuple):
+    """The speed-up matrix as it is drawn."""
+
+    modes: tuple[str, ...]
+    rows: tuple[HeatRow, ...]
+
+
+class PlanWords(NamedTuple):
+    """One mode's plan: its rules in short, what speaks for it, all of it."""
+
+    label: str
+    rules: tuple[str, ...]
+    why: tuple[str, ...]
+    bits: tuple[tuple[str, str], ...]
+    text: str
+
+
+class CellPage(NamedTuple):
+    """All that the page shows of a cell."""
+
+    title: str
+    setting: str
+    verdict: str
+    modes: tuple[ModeResult, ...]
+    rows: list[BenchRow]
+    reasons: list[str]
+    breakdown: Breakdown
+    charts: list[tuple[str, Markup]]
+    timelines: list[tuple[str, Drawing]]
+    plans: list[PlanWords]
+
+
+def bench_html(
+    result: BenchResult,
+    other: BenchResult | None = None,
+    *,
+    euro_per_rank_hour: float | None = None,
+) -> str:
+    """Return the page's text.
+
+    Args:
+        result: What the bench measured.
+        other: A later result, to compare with; then the page is about that one.
+        euro_per_rank_hour: Price of one rank, for the cost of a training.
+    """
+    shown = result if other is None else other
+    summaries = summarise_bench(shown, euro_per_rank_hour=euro_per_rank_hour)
+    return render_page(
+        "bench.html.j2",
+        result=shown,
+        intro=bench_intro(shown),
+        facts=bench_facts(shown),
+        changes=None if other is None else compare_results(result, other),
+        change_headings=CHANGE_HEADINGS,
+        change_texts=change_texts,
+        heat=_heat(speedup_matrix(summaries)),
+        prediction=prediction(summaries),
+        cells=[_cell(summary) for summary in summaries],
+        notes=bench_notes(),
+    )
+
+
+def _heat(matrix: Matrix) -> Heat:
+    rows = []
+    for title, entries in matrix.rows:
+        medians = [e.speedup.median for e in entries if e and e.speedup]
+        best = max(medians, default=None)
+        rows.append(HeatRow(title, tuple(e and _heat_entry(e, best) for e in entries)))
+    return Heat(matrix.modes, tuple(rows))
+
+
+def _heat_entry(entry: Entry, best: float | None) -> HeatEntry:
+    doubts, ratio = "; ".join(entry.doubts), entry.speedup
+    if ratio is None:
+        return HeatEntry("did not run", "", "", doubts, is_best=False)
+    middle, _, spread = times(ratio).partition(" ")
+    return HeatEntry(middle, spread.strip("()"), _colour(ratio), doubts, ratio.median == best)
+
+
+def _colour(ratio: Speedup) -> str:
+    """Mix the page's colour with one for gain or loss, by the root of the ratio's logarithm."""
+    strength = math.sqrt(abs(math.log(ratio.median)) / math.log(_STRONGEST_AT))
+    share = _STRONGEST * min(1.0, strength)
+    paint = "--gain" if ratio.median >= 1 else "--loss"
+    return f"color-mix(in srgb, var({paint}) {share:.0f}%, var(--page))"
+
+
+def _cell(summary: CellSummary) -> CellPage:
+    return CellPage(
+        title=cell_title(summary.cell),
+        setting=cell_setting(summary.cell),
+        verdict=verdict(summary),
+        modes=summary.cell.modes,
+        rows=bench_table(summary),
+        reasons=reasons(summary),
+        breakdown=breakdown(
+            (m.mode.label, m.mode.family, m.numbers) for m in summary.modes if m.numbers
+        ),
+        charts=_charts(summary),
+        timelines=[(m.label, draw_timeline(m.timeline)) for m in summary.cell.modes if m.timeline],
+        plans=[_plan(m) for m in summary.cell.modes if m.plan or m.why or m.bits],
+    )
+
+
+def _charts(summary: CellSummary) -> list[tuple[str, Markup]]:
+    by_time = [_curve(m, m.elapsed_s) for m in summary.cell.modes if m.validations]
+    by_bytes = list(_by_bytes(summary))
+    if not by_time:
+        return []
+    about = cell_title(summary.cell)
+    label = "Validation loss"
+    charts = [
+        ("Loss against time", draw_curves(by_time, "Training time, s", label, about=about)),
+        (
+            "Loss against bytes sent",
+            draw_curves(by_bytes, MEGABYTES, label, log=True, about=about),
+        ),
+    ]
+    # Our own SVG; everything else is escaped.
+    return [(title, Markup(svg)) for title, svg in charts]  # noqa: S704
+
+
+def _curve(mode: ModeResult, xs: Sequence[float]) -> Curve:
+    points = list(zip(xs, (v.loss for v in mode.validations), strict=False))
+    return Curve(mode.label, mode.family, [x for x, _ in points], [y for _, y in points])
+
+
+def _by_bytes(summary: CellSummary) -> Iterator[Curve]:
+    """Yield curves over bytes sent; the start has no place on a logarithmic axis."""
+    for m in summary.modes:
+        if m.numbers is None or not m.mode.validations:
+            continue
+        curve = _curve(m.mode, [v.step * m.numbers.sent_bytes / 1e6 for v in m.mode.validations])
+        kept = [(x, y) for x, y in zip(curve.xs, curve.ys, strict=True) if x > 0]
+        yield curve._replace(xs=[x for x, _ in kept], ys=[y for _, y in kept])
+
+
+def _plan(mode: ModeResult) -> PlanWords:
+    rules: tuple[str, ...] = ()
+    if mode.plan is not None:
+        plan = Plan.from_json(mode.plan)
+        rules = tuple(f"{spec_key(rule.reducer)} for {rule.match}" for rule in plan.rules)
+    bits = mode.bits or {}
+    return PlanWords(
+        label=mode.label,
+        rules=rules,
+        why=mode.why,
+        bits=tuple((layer, f"{value:.3g}") for layer, value in bits.items()),
+        text=mode.plan or "",
+    )

@@ -1,0 +1,46 @@
+"""Speed-ups over plain DDP of all modes in all cells."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from gradwire.report.bench.summary import CellSummary, Speedup
+from gradwire.report.bench.words import cell_title
+
+
+class Entry(NamedTuple):
+    """One mode in one cell: its speed-up, and why to doubt it."""
+
+    speedup: Speedup | None = None
+    doubts: tuple[str, ...] = ()
+
+
+class Matrix(NamedTuple):
+    """Cells by modes.
+
+    Attributes:
+        modes: Names readers see.
+        rows: A cell's title, and an entry a mode; None where the cell lacks it.
+    """
+
+    modes: tuple[str, ...]
+    rows: tuple[tuple[str, tuple[Entry | None, ...]], ...]
+
+
+def speedup_matrix(summaries: Sequence[CellSummary]) -> Matrix:
+    """Return the speed-ups over the plain DDP of the same cell."""
+    labels = {m.mode.mode: m.mode.label for s in summaries for m in s.modes}
+    rows = tuple((cell_title(s.cell), _entries(s, tuple(labels))) for s in summaries)
+    return Matrix(tuple(labels.values()), rows)
+
+
+def _entries(summary: CellSummary, names: tuple[str, ...]) -> tuple[Entry | None, ...]:
+    found = {
+        m.mode.mode: Entry(
+            m.numbers.over_ddp if m.numbers else None,
+            tuple(d.reason for d in summary.time_doubts(m, summary.ddp)),
+        )
+        for m in summary.modes
+    }
+    return tuple(found.get(name) for name in names)

@@ -1,0 +1,230 @@
+"""`simulate`, and the two simulators behind it."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Literal
+
+from gradwire.errors import SpecError
+from gradwire.hardware import Hardware
+from gradwire.plan import Plan
+from gradwire.sim import engines
+from gradwire.sim.base import (
+    COLLECTIVES,
+    ENGINES,
+    Cluster,
+    Collective,
+    Engine,
+    Simulation,
+    Simulator,
+)
+from gradwire.sim.events import EventQueue
+from gradwire.sim.lanes import Rank
+from gradwire.sim.reductions import Reductions
+from gradwire.sim.transport import (
+    AlikeTransport,
+    BulkTransport,
+    Limits,
+    MessageTransport,
+    Transport,
+    Wiring,
+)
+from gradwire.spec import check_whole
+from gradwire.timeline import Timeline
+from gradwire.workload import BUCKET_BYTES, Workload
+
+Detail = Literal["messages", "phases", "alike"]
+DETAILS: tuple[Detail, ...] = ("messages", "phases", "alike")
+
+CHUNK_BYTES = 1 << 20
+"""Largest piece, as float32, in which the overlap engine sends."""
+
+IN_FLIGHT_BYTES = 4 << 20
+"""Encoded bytes that the overlap engine has under way on each rank at most."""
+
+_GLOO_THREADS = 2
+"""Collectives that Gloo runs at once. Source: ProcessGroupGloo.hpp, Options::threads."""
+
+_FEW_RANKS = 16
+"""So many ranks are simulated message by message unless told otherwise."""
+
+_ENGINES: dict[Engine, Callable[[engines.Step], engines.Engine]] = {
+    "ddp": engines.Ddp,
+    "fsdp": engines.Fsdp,
+    "overlap": engines.Overlap,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class EventSimulator:
+    """Simulates every rank on one clock.
+
+    Attributes:
+        detail: `messages`: every message is a flow of its own. `phases`: all
+            messages of a collective advance in step, and it begins when every
+            rank has come to it. `alike`: one rank stands for all.
+        chunk_bytes: Largest piece, as float32, in which the overlap engine sends.
+        in_flight_bytes: Encoded bytes that it has under way on each rank at most.
+
+    Example:
+        >>> EventSimulator("phases").detail
+        'phases'
+    """
+
+    detail: Detail = "messages"
+    chunk_bytes: int = CHUNK_BYTES
+    in_flight_bytes: int = IN_FLIGHT_BYTES
+
+    def __post_init__(self) -> None:
+        if self.detail not in DETAILS:
+            raise SpecError("EventSimulator.detail", self.detail, "one of: " + ", ".join(DETAILS))
+        check_whole("EventSimulator.chunk_bytes", self.chunk_bytes, 1)
+        check_whole("EventSimulator.in_flight_bytes", self.in_flight_bytes, 1)
+
+    def run(
+        self,
+        plan: Plan,
+        workload: Workload,
+        hardware: Hardware,
+        cluster: Cluster,
+        engine: Engine = "ddp",
+        bucket_bytes: int = BUCKET_BYTES,
+        collective: Collective = "direct",
+    ) -> Simulation:
+        """See `Simulator.run`.
+
+        Raises:
+            SpecError: No such engine or collective, or one that this cluster
+                or plan cannot have.
+        """
+        if engine not in ENGINES:
+            raise SpecError("engine", engine, "one of: " + ", ".join(ENGINES))
+        if collective not in COLLECTIVES:
+            raise SpecError("collective", collective, "one of: " + ", ".join(COLLECTIVES))
+        check_whole("bucket_bytes", bucket_bytes, 1)
+        if self.detail == "alike" and not cluster.is_alike:
+            raise SpecError("EventSimulator.detail", self.detail, "possible where ranks differ")
+        queue = EventQueue()
+        wiring = Wiring(queue, cluster, hardware)
+        transport = self._transport(wiring, self._limits(engine, hardware, collective))
+        assignments = plan.assign(workload.parameters, cluster.ranks)
+        reductions = Reductions(assignments, hardware, cluster, collective)
+        stands_for_all = self.detail == "alike"
+        step = engines.Step(
+            queue,
+            workload,
+            hardware,
+            reductions,
+            transport,
+            stands_for_all,
+            bucket_bytes,
+            self.chunk_bytes,
+        )
+        runner = _ENGINES[engine](step)
+        slowdowns = cluster.slowdowns()[: 1 if stands_for_all else None]
+        chi = hardware.device.interference
+        ranks = [Rank(n, queue, factor, chi) for n, factor in enumerate(slowdowns)]
+        ends = []
+        with _uncollected():
+            for rank in ranks:
+                runner.run(rank, lambda: ends.append(queue.now_s))
+            queue.run()
+        assert len(ends) == len(ranks), "every rank comes to the end of its step"
+        spans = tuple(span for rank in ranks for span in rank.spans)
+        timeline = Timeline(spans, max(ends))
+        return Simulation(timeline, transport.link_bytes, queue.processed, cluster.ranks)
+
+    def _limits(self, engine: Engine, hardware: Hardware, collective: Collective) -> Limits:
+        """Return what each rank may have under way.
+
+        A back end runs its own collectives in order; gradwire's exchanges
+        follow each other on each connection.
+        """
+        if engine == "overlap":
+            return Limits(in_flight_bytes=self.in_flight_bytes)
+        if collective == "ring":
+            return Limits(phases=_GLOO_THREADS if hardware.device.kind == "cpu" else 1)
+        is_in_order = self.detail != "messages" and collective != "hierarchical"
+        return Limits(phases=1 if is_in_order else None)
+
+    def _transport(self, wiring: Wiring, limits: Limits) -> Transport:
+        match self.detail:
+            case "messages":
+                return MessageTransport(wiring, limits)
+            case "phases":
+                return BulkTransport(wiring, limits, wiring.cluster.ranks)
+            case "alike":
+                return AlikeTransport(wiring, limits)
+
+
+@contextmanager
+def _uncollected() -> Iterator[None]:
+    """Stop the garbage collector: all that a step makes lives until its end.
+
+    With a million spans it would spend more time looking through them than
+    the simulation takes.
+    """
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
+
+
+def choose(cluster: Cluster) -> EventSimulator:
+    """Return the most exact simulator that a cluster of this size lets run quickly.
+
+    Example:
+        >>> choose(Cluster(4)).detail, choose(Cluster(1024)).detail
+        ('messages', 'alike')
+    """
+    if cluster.ranks <= _FEW_RANKS:
+        return EventSimulator("messages")
+    return EventSimulator("alike" if cluster.is_alike else "phases")
+
+
+def simulate(  # noqa: PLR0913 - all but the first four by keyword
+    plan: Plan,
+    workload: Workload,
+    hardware: Hardware,
+    cluster: Cluster,
+    *,
+    engine: Engine = "ddp",
+    bucket_bytes: int = BUCKET_BYTES,
+    collective: Collective = "direct",
+    simulator: Simulator | None = None,
+) -> Simulation:
+    """Predict one training step.
+
+    Args:
+        plan: Which reducer each parameter uses.
+        workload: Layers, sizes and compute times.
+        hardware: Speeds of kernels and links.
+        cluster: Ranks and topology.
+        engine: `ddp`, `fsdp` or `overlap` (see `Simulator.run`).
+        bucket_bytes: Size at which DDP closes a bucket.
+        collective: How bytes travel: `direct` is gradwire's own exchange,
+            `ring` the all-reduce of Gloo and NCCL.
+        simulator: None chooses by the size of the cluster.
+
+    Raises:
+        SpecError: No such engine or collective, or one that this cluster or
+            plan cannot have.
+
+    Example:
+        >>> from gradwire.hardware import Device, LinkSpeed
+        >>> from gradwire.workload import Layer, parameter
+        >>> link = LinkSpeed(latency_s=0.0, bandwidth_bytes_per_s=4e6)
+        >>> hardware = Hardware(Device(copy_bytes_per_s=1e12), {}, link, link)
+        >>> layer = Layer("fc", (parameter("fc.weight", (1000, 1000)),), 0.1, 0.2)
+        >>> step = simulate(Plan.of("none"), Workload("one", (layer,)), hardware, Cluster(2))
+        >>> round(step.step_s, 2), round(step.exposed_s, 2), step.sent_bytes
+        (1.3, 1.0, 4000000)
+    """
+    chosen = simulator or choose(cluster)
+    return chosen.run(plan, workload, hardware, cluster, engine, bucket_bytes, collective)
