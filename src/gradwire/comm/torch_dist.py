@@ -50,6 +50,8 @@ class TorchMailbox:
         group: The ranks, or None for all of them.
         timeout_s: After so many seconds from its start an exchange has
             failed; the group's own limit if None.
+        store: Where the ranks meet, used for nothing else. If None, they agree
+            on a place, for which the group must be one of `torch.distributed`'s.
 
     Raises:
         CollectiveError: The ranks could not be connected.
@@ -65,7 +67,13 @@ class TorchMailbox:
         >>> dist.destroy_process_group()
     """
 
-    def __init__(self, group: dist.ProcessGroup | None, *, timeout_s: float | None = None) -> None:
+    def __init__(
+        self,
+        group: dist.ProcessGroup | None,
+        *,
+        timeout_s: float | None = None,
+        store: Store | None = None,
+    ) -> None:
         parent = group if group is not None else dist.group.WORLD
         if parent is None:
             raise SpecError("group", group, "usable before torch.distributed.init_process_group")
@@ -73,7 +81,8 @@ class TorchMailbox:
         self.world_size = parent.size()
         self._timeout_s = limit_s(parent) if timeout_s is None else timeout_s
         try:
-            self._wire = _Wire(_connect(parent, self._timeout_s), self.rank, self.world_size)
+            backend = _connect(parent, self._timeout_s, store or fresh_store(parent))
+            self._wire = _Wire(backend, self.rank, self.world_size)
         except RuntimeError as error:
             raise CollectiveError("connect", self.rank, str(error)) from error
         self._closer = weakref.finalize(self, self._wire.close)
@@ -279,9 +288,8 @@ class _Wire:
                 backend.recv([torch.empty(1)], peer, _NEVER_TAG).wait(timedelta(milliseconds=1))
 
 
-def _connect(parent: dist.ProcessGroup, timeout_s: float) -> _Backend:
+def _connect(parent: dist.ProcessGroup, timeout_s: float, store: Store) -> _Backend:
     limit = timedelta(seconds=timeout_s)
-    store = fresh_store(parent)
     return cast("_Backend", dist.ProcessGroupGloo(store, parent.rank(), parent.size(), limit))
 
 
