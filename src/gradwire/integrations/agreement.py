@@ -59,7 +59,7 @@ def agree(
     def read() -> tuple[Plan, list[Parameter]]:
         chosen = load_plan(plan)
         options.check(device_of(ddp))
-        parameters = _parameters(ddp)
+        parameters = parameters_of(ddp)
         _refuse(ddp)
         return chosen, parameters
 
@@ -151,7 +151,7 @@ def _ddp_name(name: str) -> str:
     return name if "." in name else f".{name}"
 
 
-def _parameters(ddp: DDP) -> list[Parameter]:
+def parameters_of(ddp: DDP) -> list[Parameter]:
     sparse = {
         id(module.weight)
         for module in ddp.module.modules()
