@@ -17,7 +17,7 @@ PIP := PIP_CONSTRAINT=$(CONSTRAINTS) PIP_BUILD_CONSTRAINT=$(CONSTRAINTS) \
 INDEX := $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX))
 SOURCES := $(shell find src -type f -not -path '*/__pycache__/*' -not -name '*.so') $(wildcard CMakeLists.txt)
 
-.PHONY: demo test lint types contracts news docs pytest bench-kernels bench-exchange fmt clean
+.PHONY: demo test lint types contracts news docs pytest bench-kernels bench-exchange bench-frameworks fmt clean
 .DELETE_ON_ERROR:
 
 demo: .venv/package.stamp
@@ -43,6 +43,11 @@ test: lint types contracts news docs pytest
 	$(PIP) $(INDEX) --group dev --group docs
 	@touch $@
 
+.venv/frameworks.stamp: .venv/package.stamp .venv/tools.stamp
+	@echo 'Installing the frameworks that gradwire is tested with ...'
+	$(PIP) $(INDEX) --group frameworks
+	@touch $@
+
 lint: .venv/tools.stamp
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
@@ -61,7 +66,7 @@ docs: .venv/package.stamp .venv/tools.stamp
 
 # Threads of torch on top of several processes a test only take turns on few cores.
 pytest: export OMP_NUM_THREADS = 1
-pytest: .venv/package.stamp .venv/tools.stamp
+pytest: .venv/package.stamp .venv/tools.stamp .venv/frameworks.stamp
 	$(BIN)/coverage erase
 	$(BIN)/coverage run -m pytest --doctest-modules --pyargs tests gradwire
 	$(BIN)/coverage combine --quiet
@@ -72,6 +77,9 @@ bench-kernels: .venv/package.stamp
 
 bench-exchange: .venv/package.stamp
 	$(BIN)/python benchmarks/exchange.py $(ARGS)
+
+bench-frameworks: .venv/package.stamp .venv/frameworks.stamp
+	$(BIN)/python benchmarks/frameworks.py $(ARGS)
 
 fmt: .venv/tools.stamp
 	$(BIN)/ruff check --fix

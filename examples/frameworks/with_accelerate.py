@@ -8,6 +8,7 @@ from __future__ import annotations
 import tempfile
 
 import torch
+import torch.distributed as dist
 from accelerate import Accelerator
 from accelerate.utils import broadcast_object_list
 from torch import nn
@@ -16,8 +17,16 @@ from torch.utils.data import DataLoader, TensorDataset
 import gradwire.integrations.accelerate as gradwire_accelerate
 
 
-def train(accelerator: Accelerator, folder: str | None) -> tuple[float, int]:
-    """Train one epoch, with gradwire if there is a folder; return the loss and the steps."""
+def replicas_equal(model: nn.Module) -> bool:
+    """Compare the parameters of all ranks, bit by bit."""
+    mine = b"".join(p.detach().numpy().tobytes() for p in model.parameters())
+    everyone: list[bytes | None] = [None] * dist.get_world_size()
+    dist.all_gather_object(everyone, mine)
+    return set(everyone) == {mine}
+
+
+def train(accelerator: Accelerator, folder: str | None) -> tuple[float, int, bool]:
+    """Train one epoch, with gradwire if there is a folder; return loss, steps and equality."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(32, 128), nn.Tanh(), nn.Linear(128, 4))
     x = torch.randn(2048, 32)
@@ -34,17 +43,18 @@ def train(accelerator: Accelerator, folder: str | None) -> tuple[float, int]:
             optimizer.step()
             optimizer.zero_grad()
     if not folder:
-        return loss.item(), 0
+        return loss.item(), 0, replicas_equal(model)
     accelerator.save_state(folder)
     accelerator.load_state(folder)
-    return loss.item(), sync.stats().steps_done
+    return loss.item(), sync.stats().steps_done, replicas_equal(model)
 
 
 accelerator = Accelerator(cpu=True, gradient_accumulation_steps=2)
-plain, _ = train(accelerator, None)
+plain, _, _ = train(accelerator, None)
 place = [tempfile.mkdtemp()]
 broadcast_object_list(place)
-ours, steps = train(accelerator, place[0])
+ours, steps, equal = train(accelerator, place[0])
 accelerator.print(f"{steps} compressed steps of 2 micro-batches each")
+accelerator.print(f"replicas equal: {equal}")
 accelerator.print(f"loss within 2 % of Accelerate's own: {abs(ours - plain) < 0.02 * plain}")
 accelerator.end_training()

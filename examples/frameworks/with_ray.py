@@ -16,6 +16,7 @@ os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
 
 import ray
 import torch
+import torch.distributed as dist
 from ray import train
 from ray.train import RunConfig, ScalingConfig
 from ray.train.torch import TorchConfig, TorchTrainer
@@ -24,8 +25,16 @@ from torch import nn
 from gradwire.integrations.ray import prepare_model
 
 
-def epoch(plan: str | None) -> tuple[float, int]:
-    """Train with Ray's own averaging or gradwire's; return the loss and the steps."""
+def replicas_equal(model: nn.Module) -> bool:
+    """Compare the parameters of all ranks, bit by bit."""
+    mine = b"".join(p.detach().numpy().tobytes() for p in model.parameters())
+    everyone: list[bytes | None] = [None] * dist.get_world_size()
+    dist.all_gather_object(everyone, mine)
+    return set(everyone) == {mine}
+
+
+def epoch(plan: str | None) -> tuple[float, int, bool]:
+    """Train with Ray's own averaging or gradwire's; return loss, steps and equality."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(32, 128), nn.Tanh(), nn.Linear(128, 4))
     if plan:
@@ -40,15 +49,15 @@ def epoch(plan: str | None) -> tuple[float, int]:
         loss.backward()
         optimizer.step()
         optimizer.zero_grad()
-    return loss.item(), sync.stats().steps_done if plan else 0
+    return loss.item(), sync.stats().steps_done if plan else 0, replicas_equal(model)
 
 
 def loop(config: dict[str, str]) -> None:
     """Train on one worker."""
-    plain, _ = epoch(None)
-    ours, steps = epoch("int4")
+    plain, _, _ = epoch(None)
+    ours, steps, equal = epoch("int4")
     if train.get_context().get_world_rank() == 0:
-        found = {"plain": plain, "ours": ours, "steps": steps}
+        found = {"plain": plain, "ours": ours, "steps": steps, "equal": equal}
         Path(config["result"]).write_text(json.dumps(found))
 
 
@@ -65,5 +74,6 @@ if __name__ == "__main__":
         trainer.fit()
         found = json.loads(Path(place, "result.json").read_text())
     print(f"{found['steps']} compressed steps")
+    print(f"replicas equal: {found['equal']}")
     print(f"loss within 2 % of Ray's own: {abs(found['ours'] - found['plain']) < 0.02 * found['plain']}")
     ray.shutdown()
