@@ -3,7 +3,7 @@
 #   PYTHON       the interpreter to build .venv from (3.11 or newer)
 #   TORCH_INDEX  where to look for torch besides PyPI, for the small CPU build:
 #                make demo TORCH_INDEX=https://download.pytorch.org/whl/cpu
-#   ARGS         arguments of `gradwire demo` and of the benchmarks
+#   ARGS         arguments of `gradwire demo`, `gradwire bench` and the benchmarks
 
 PYTHON ?= python3
 TORCH_INDEX ?=
@@ -17,7 +17,8 @@ PIP := PIP_CONSTRAINT=$(CONSTRAINTS) PIP_BUILD_CONSTRAINT=$(CONSTRAINTS) \
 INDEX := $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX))
 SOURCES := $(shell find src -type f -not -path '*/__pycache__/*' -not -name '*.so') $(wildcard CMakeLists.txt)
 
-.PHONY: demo test lint types contracts news docs pytest bench-kernels bench-exchange bench-frameworks fmt clean
+.PHONY: demo test lint types contracts news docs pytest bench sweep
+.PHONY: bench-kernels bench-exchange bench-frameworks bench-simulator fmt clean
 .DELETE_ON_ERROR:
 
 demo: .venv/package.stamp
@@ -72,6 +73,21 @@ pytest: .venv/package.stamp .venv/tools.stamp .venv/frameworks.stamp
 	$(BIN)/coverage combine --quiet
 	$(BIN)/coverage report
 
+# The scale study of the docs: modelled A100s, 2 to 1,024 ranks, 100 Mbit/s to 400 Gbit/s.
+sweep: .venv/package.stamp
+	$(BIN)/gradwire simulate --sweep --device a100 --network resnet50:64 --network gpt2_small:8 \
+		--euro-per-rank-hour 2 --samples 1e8 \
+		--json docs/assets/results/sweep.json --html docs/assets/results/sweep.html $(ARGS)
+
+# The lab matrix: 18 cells, about 23 minutes on 2 idle cores, as root. It goes on
+# where it was interrupted; `rm reports/bench.json` starts anew.
+BENCH := --lab --models text,digits,vgg --ranks 2,4 --rates 100Mbit/s,1Gbit/s,10Gbit/s \
+	--modes nosync,none@5,fp16@5,powersgd1@1000,gradwire:int4@5,gradwire:int2@5,overlap:int4 \
+	--rounds 3 --steps 10 --round-time 1.5s --out reports/bench.json --resume
+
+bench: .venv/package.stamp
+	$(BIN)/gradwire bench $(BENCH) $(ARGS)
+
 bench-kernels: .venv/package.stamp
 	$(BIN)/python benchmarks/kernels.py $(ARGS)
 
@@ -80,6 +96,9 @@ bench-exchange: .venv/package.stamp
 
 bench-frameworks: .venv/package.stamp .venv/frameworks.stamp
 	$(BIN)/python benchmarks/frameworks.py $(ARGS)
+
+bench-simulator: .venv/package.stamp
+	$(BIN)/python benchmarks/simulator.py $(ARGS)
 
 fmt: .venv/tools.stamp
 	$(BIN)/ruff check --fix

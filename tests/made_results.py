@@ -1,4 +1,4 @@
-"""Made-up results of demo and bench: numbers chosen so that every wording appears."""
+"""Made-up results of demo, bench and sweep: numbers chosen so that every wording appears."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from gradwire.report.model import (
     Validation,
 )
 from gradwire.report.results import BenchResult, Cell, ModeResult, Round, StepTimes
+from gradwire.sim.sweep import Grid, Point, SweepResult, SweptWorkload
 from gradwire.timeline import Span, Timeline
 
 PLAN = Plan.of("int4").to_json()
@@ -164,3 +165,20 @@ def demo_result() -> DemoResult:
         started="2026-01-02T03:04:05+00:00",
         wall_s=61.0,
     )
+
+
+SWEEP_RATES = (1e8, 1e9, 1e10)
+_PLANS = {"none": (0.0, 1e8), "int4": (0.02, 1.25e7), "int2": (0.0201, 1.25e7)}
+
+
+def sweep_result(**changes: float) -> SweepResult:
+    """Make a sweep: int4 sends an eighth of none's 100 MB, and encodes for 20 ms."""
+    grid = Grid((2, 1024), SWEEP_RATES, tuple(_PLANS))
+    points = tuple(
+        Point("tiny", "ddp", ranks, rate, plan, 0.1 + encode + size / rate, 0.0, int(size), None)
+        for ranks in grid.ranks
+        for rate in SWEEP_RATES
+        for plan, (encode, size) in _PLANS.items()
+    )
+    work = SweptWorkload("tiny", "", 8, 1000, 0.1)
+    return SweepResult(grid, (work,), "Some <CPU>, modelled", "", points, **changes)

@@ -11,6 +11,7 @@ from gradwire.report.model import Environment, Validation
 from gradwire.report.results import BenchResult, Cell, ModeResult, Round, StepTimes
 from gradwire.spec import (
     AllReduce,
+    BitPlanes,
     Broadcast,
     Entry,
     Float,
@@ -76,9 +77,14 @@ def codec_specs():
     formats = st.sampled_from(["float32", "bfloat16", "float16", "float8_e4m3", "float8_e5m2"])
     roundings = st.sampled_from(["stochastic", "nearest"])
     selections = st.sampled_from(["threshold", "exact", "random"])
+    planes = st.integers(2, 8).flatmap(
+        lambda bits: st.builds(BitPlanes, st.just(bits), st.integers(2, bits), BLOCK_SIZES)
+    )
     return st.one_of(
         st.builds(Float, formats, BLOCK_SIZES),
         st.builds(Quantize, st.integers(1, 8), BLOCK_SIZES, roundings),
+        st.builds(Quantize, st.integers(2, 8), BLOCK_SIZES, roundings, st.just("l2")),
+        planes,
         st.builds(Sign, BLOCK_SIZES),
         st.builds(Sparse, DENSITIES, selections),
     )

@@ -27,7 +27,9 @@ from gradwire.errors import (
 )
 from gradwire.plan import Plan, Rule, load_plan
 from gradwire.spec import (
+    Adaptive,
     AllReduce,
+    BitPlanes,
     Broadcast,
     Float,
     LowRank,
@@ -41,12 +43,14 @@ from gradwire.spec import (
 if TYPE_CHECKING:
     from gradwire.integrations.attach import attach
     from gradwire.integrations.ddp import find_ddp
+    from gradwire.integrations.overlap import overlap
 
     __version__: str
 
 _LOADED_ON_USE = {
     "attach": "gradwire.integrations.attach",
     "find_ddp": "gradwire.integrations.ddp",
+    "overlap": "gradwire.integrations.overlap",
 }
 
 
@@ -65,8 +69,10 @@ def __dir__() -> list[str]:
 
 
 __all__ = [
+    "Adaptive",
     "AllReduce",
     "BackendError",
+    "BitPlanes",
     "Broadcast",
     "CollectiveError",
     "CommandError",
@@ -88,5 +94,6 @@ __all__ = [
     "attach",
     "find_ddp",
     "load_plan",
+    "overlap",
     "parse_reducer",
 ]

@@ -13,7 +13,9 @@ from typing import Any, NamedTuple
 from gradwire.errors import SpecError
 from gradwire.layout import GROUP
 from gradwire.spec import (
+    Adaptive,
     AllReduce,
+    Broadcast,
     Entry,
     ReducerSpec,
     check_whole,
@@ -30,7 +32,8 @@ MIN_NUMEL = 4 * GROUP
 """Parameters with fewer values stay dense: scales and padding would eat the gain."""
 
 _FORMAT = 1
-_FIELDS = {"format", "rules", "seed", "warmup_steps"}
+_FIELDS = {"adaptive", "format", "rules", "seed", "warmup_steps"}
+_AQGB = "aqgb"
 
 
 class Parameter(NamedTuple):
@@ -104,6 +107,8 @@ class Plan:
         rules: The first rule that matches a parameter decides.
         seed: Names the random streams; the user's random state is not used.
         warmup_steps: Steps at the start in which everything is dense.
+        adaptive: How bits follow network and training (AQGB), from what the
+            rules say; None for a plan that stays.
 
     Example:
         >>> plan = Plan.of("int4")
@@ -114,8 +119,11 @@ class Plan:
     rules: tuple[Rule, ...]
     seed: int = 0
     warmup_steps: int = 0
+    adaptive: Adaptive | None = None
 
     def __post_init__(self) -> None:
+        if not isinstance(self.adaptive, Adaptive | None):
+            raise SpecError("Plan.adaptive", self.adaptive, "Adaptive(...) or None")
         is_sequence = isinstance(self.rules, (tuple, list))
         if not is_sequence or not all(isinstance(rule, Rule) for rule in self.rules):
             raise SpecError("Plan.rules", self.rules, "a tuple of rules; Plan.of takes a reducer")
@@ -128,7 +136,7 @@ class Plan:
         """Build the plan that uses one reducer wherever it pays.
 
         Args:
-            spec: A reducer spec or its short name.
+            spec: A reducer spec, its short name, or `"aqgb"`: see `Adaptive`.
             seed: Names the random streams.
 
         Raises:
@@ -138,6 +146,8 @@ class Plan:
             >>> Plan.of("none").rules[0].reducer
             AllReduce(format='float32')
         """
+        if spec == _AQGB:
+            return cls(Plan.of("int4").rules, seed, adaptive=Adaptive())
         return cls((Rule(parse_reducer(spec) if isinstance(spec, str) else spec),), seed)
 
     def assign(self, parameters: Sequence[Parameter], world_size: int) -> dict[str, Assignment]:
@@ -146,12 +156,26 @@ class Plan:
         A parameter stays dense where no rule matches, where its dtype or
         layout asks for it, and where the reducer would not send fewer bytes.
 
+        Raises:
+            SpecError: A broadcast would move more than a bfloat16 all-reduce
+                of its parameters, and is not forced: float32, as for a
+                parameter that would not shrink, would move even more.
+
         Example:
             >>> bias = Parameter("bias", Entry(0, (64,)))
             >>> Plan.of("int4").assign([bias], 2)["bias"].dense_reason
             '1 dimensions, fewer than 2'
         """
-        return {p.name: self._assign(p, world_size) for p in parameters}
+        chosen = {p.name: self._assign(p, world_size) for p in parameters}
+        for spec in dict.fromkeys(a.reducer for a in chosen.values()):
+            if isinstance(spec, Broadcast):
+                entries = [p.entry for p in parameters if chosen[p.name].reducer == spec]
+                if refusal := spec.refusal(entries, world_size):
+                    reason = (
+                        f"sensible here: it {refusal}; use two_phase, fewer bits, or force=True"
+                    )
+                    raise SpecError("plan", spec, reason)
+        return chosen
 
     def _assign(self, parameter: Parameter, world_size: int) -> Assignment:
         if parameter.is_sparse:
@@ -193,6 +217,7 @@ class Plan:
             for rule in self.rules
         ]
         data = {
+            "adaptive": None if self.adaptive is None else self.adaptive.to_dict(),
             "format": _FORMAT,
             "rules": rules,
             "seed": self.seed,
@@ -222,7 +247,10 @@ class Plan:
         if not isinstance(rules, list):
             raise SpecError("plan rules", rules, "a list")
         read = tuple(_rule_from_dict(rule) for rule in rules)
-        return cls(read, data.get("seed", 0), data.get("warmup_steps", 0))
+        adaptive = (
+            Adaptive.from_dict(data["adaptive"]) if data.get("adaptive") is not None else None
+        )
+        return cls(read, data.get("seed", 0), data.get("warmup_steps", 0), adaptive)
 
     def digest(self) -> str:
         """Return a hash that is equal exactly for equal plans.

@@ -12,8 +12,10 @@ import pytest
 import gradwire
 
 PUBLIC = {
+    "Adaptive",
     "AllReduce",
     "BackendError",
+    "BitPlanes",
     "Broadcast",
     "CollectiveError",
     "CommandError",
@@ -35,6 +37,7 @@ PUBLIC = {
     "attach",
     "find_ddp",
     "load_plan",
+    "overlap",
     "parse_reducer",
 }
 TORCH_FREE = ("gradwire", "gradwire.cli", "gradwire.plan", "gradwire.report")

@@ -10,6 +10,7 @@ from expecttest import assert_expected_inline
 
 from gradwire import doctor as doctor_checks
 from gradwire.cli import main
+from gradwire.lab import netns
 
 
 def run(*args: str) -> Result:
@@ -29,11 +30,13 @@ Options:
   -h, --help  Show this message and exit.
 
 Commands:
-  demo     Train a small model over a slow link, once for each way to...
-  doctor   Say what can run on this machine, and the reason for each thing...
-  measure  Measure how fast this machine encodes, and how fast its links are.
-  plan     Choose what each bucket sends, from measured costs.
-  report   Show what `gradwire bench` or `gradwire demo --json` has measured.
+  bench     Compare ways to exchange gradients, over models, ranks, rates...
+  demo      Train a small model over a slow link, once for each way to...
+  doctor    Say what can run on this machine, and the reason for each thing...
+  measure   Measure how fast this machine encodes, and how fast its links are.
+  plan      Choose what each bucket sends, from measured costs.
+  report    Show what `gradwire bench` or `gradwire demo --json` has measured.
+  simulate  Predict a training step, or with --sweep where which plan wins.
 """,
     )
 
@@ -101,6 +104,16 @@ Options:
         (["demo", "--report", "/dev/null/x.html"], "x.html cannot be written: "),
         (["demo", "--report", "x", "--json", "x"], "x cannot hold two outputs"),
         (["demo", "--methods", "ddp", "--plan", "int4"], "--plan needs gradwire among the"),
+        (["bench", "--models", "gpt5"], "model='gpt5' is not one of: mlp, vgg"),
+        (["bench", "--ranks", "2,two"], "ranks='two' is not whole numbers parted by commas"),
+        (["bench", "--ranks", "1"], "ranks=1 is not at least 2"),
+        (["bench", "--rates", "fast"], "rate='fast' is not a rate above 0"),
+        (["bench", "--latency", "1"], "duration='1' is not a duration"),
+        (["bench", "--modes", "none,zip"], "mode='zip' is not one of: nosync, none"),
+        (["bench", "--modes", "none@0"], "mode='none@0' is not a name with a bucket size"),
+        (["bench", "--steps", "1"], "steps=1 is not at least 2"),
+        (["bench", "--out", "."], ". is a folder, not a file to write"),
+        (["bench", "--resume", "--force"], "--resume keeps what --force overwrites"),
         (["demo", "--seed", str(1 << 63)], "is not less than 2 to the power of 63"),
     ],
 )
@@ -126,6 +139,27 @@ def test_demo_names_the_extra_that_is_missing(monkeypatch):
     result = run("demo")
     assert result.exit_code == 1
     assert result.stderr == ("gradwire: the demo needs matplotlib: pip install 'gradwire[demo]'\n")
+
+
+def test_bench_lists_models_and_modes():
+    output = run("bench", "--list").output
+    assert all(name in output for name in ("resnet", "accel", "powersgd_batched", "gradwire:PLAN"))
+
+
+def test_bench_keeps_a_result_that_exists(tmp_path):
+    path = tmp_path / "result.json"
+    path.write_text("old")
+    result = run("bench", "--out", str(path))
+    assert (result.exit_code, path.read_text()) == (2, "old")
+    assert "exists; --resume completes it, --force overwrites it" in result.stderr
+    assert "is not JSON" in run("bench", "--out", str(path), "--resume").stderr
+
+
+def test_bench_says_what_the_lab_lacks(monkeypatch, tmp_path):
+    monkeypatch.setattr(netns, "missing", lambda: "network namespaces need root")
+    result = run("bench", "--lab", "--out", str(tmp_path / "result.json"))
+    assert result.exit_code == 1
+    assert "gradwire: network namespaces need root; without --lab" in result.stderr
 
 
 def test_doctor_gives_a_reason_for_what_cannot_run():

@@ -29,6 +29,7 @@ NAMES = (
     *("none", "bf16", "fp16", "fp8", "fp8_e5m2", "int8", "int4", "int3", "int2", "int1", "sign"),
     *("topk:0.1", "threshold:0.1", "random_k:0.1", "low_rank", "low_rank:4"),
     *("none@broadcast", "bf16@two_phase", "fp8@broadcast", "int4@broadcast", "sign@broadcast"),
+    *("qsgd4", "qsgd6:256@two_phase", "planes8", "planes8:4", "planes6:4@two_phase"),
 )
 SPECS = {name: parse_reducer(name) for name in NAMES} | {
     "int4 nearest": TwoPhase(Quantize(4, rounding="nearest")),

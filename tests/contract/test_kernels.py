@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from gradwire.kernels import cpu, ops, reference, reference_sparse
+from gradwire.kernels import cpu, ops, reference, reference_float, reference_sparse
 from gradwire.kernels.select import REFERENCE
-from gradwire.spec import Float, Quantize, Sign, Sparse
+from gradwire.spec import BitPlanes, Float, Quantize, Sign, Sparse
 
 SIZES = (1, 7, 8, 255, 256, 257, 1000, 1023, 1024, 1025)
 LEVELS = range(0 if cpu.missing() else cpu.best_isa() + 1)
@@ -155,6 +155,75 @@ def test_quantize_matches_on_odd_values(bits: int) -> None:
     x[3:] = harsh_values(x.numel() - 3)
     for nearest in (False, True):
         check("quantize", segments, Quantize(bits), (7, bits, 256, nearest), x)
+
+
+@pytest.mark.parametrize("bits", range(2, 9))
+def test_levels_of_the_norm_match_the_reference(bits: int) -> None:
+    for numels, block_size in ((SIZES, 256), ((3000, 1024, 5), 1024), ((13 * 256 + 9,), 256)):
+        segments = stretches(numels, block_size)
+        for x in (values(length(segments)), harsh_values(length(segments))):
+            for nearest in (False, True):
+                payloads = []
+                for mode, (feedback, gain) in FEEDBACK.items():
+                    for kernel in (reference.quantize_encode, cpu.quantize_encode):
+                        payload = torch.zeros(
+                            Quantize(bits, block_size).num_bytes(numels), dtype=torch.uint8
+                        )
+                        residual = residual_of(x.numel()) if feedback else None
+                        details = (7, bits, block_size, nearest, residual, gain, payload, True)
+                        kernel(x, segments, *details)
+                        payloads.append((mode, payload, residual))
+                for (_, a, kept), (_, b, native) in zip(payloads[::2], payloads[1::2], strict=True):
+                    assert torch.equal(a, b)
+                    if kept is not None:
+                        assert_same_bits(kept, native)
+
+
+@pytest.mark.parametrize(("bits", "planes"), [(8, 8), (8, 4), (8, 2), (5, 3), (2, 2)])
+def test_planes_match_the_reference(bits: int, planes: int) -> None:
+    for numels in (*LAYOUTS, (13 * 256 + 9,)):
+        segments = stretches(numels, 256)
+        x = values(length(segments))
+        if len(numels) == 1:
+            x = harsh_values(length(segments))
+        size = BitPlanes(bits, planes).num_bytes(numels)
+        details = (7, bits, planes, 256)
+        payloads = [
+            check_encode("planes_encode", segments, size, details, x, mode) for mode in FEEDBACK
+        ]
+        check_decode("planes_decode", segments, details[1:], torch.stack(payloads))
+        if size and planes > 2:
+            payloads[1][:4] = torch.tensor([planes - 1], dtype=torch.int32).view(torch.uint8)
+            check_decode("planes_decode", segments, details[1:], torch.stack(payloads))
+
+
+def test_mixed_payloads_match_the_reference() -> None:
+    for numels in (*LAYOUTS, (13 * 256 + 9,)):
+        for block_sizes in ((256,) * len(ops.MIXED_FORMATS), (512, 256) * 7):
+            segments = stretches(numels, 512)
+            payloads = []
+            for form, block_size in zip(ops.MIXED_FORMATS, block_sizes, strict=True):
+                spec = ops.mixed_spec(form, block_size)
+                payload = torch.zeros(spec.num_bytes(numels), dtype=torch.uint8)
+                x = values(length(segments), len(payloads))
+                match spec:
+                    case Float():
+                        reference_float.float_encode(
+                            x, segments, spec.format, block_size, None, 0.0, payload
+                        )
+                    case Sign():
+                        reference.sign_encode(x, segments, block_size, None, 0.0, payload)
+                    case Quantize():
+                        details = (7, spec.bits, block_size, False)
+                        reference.quantize_encode(x, segments, *details, None, 0.0, payload)
+                payloads.append(payload)
+            check_decode("mixed_decode", segments, (ops.MIXED_FORMATS, block_sizes), payloads)
+            check_decode(
+                "mixed_decode",
+                segments,
+                (ops.MIXED_FORMATS[::-1], block_sizes[::-1]),
+                payloads[::-1],
+            )
 
 
 @pytest.mark.parametrize("block_size", [256, 1024])

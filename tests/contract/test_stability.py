@@ -14,7 +14,21 @@ from gradwire.reduce.base import Slot, State, build
 from gradwire.spec import Broadcast, Entry, Quantize, Sign, TwoPhase, parse_reducer
 
 STEPS = 90
-NAMES = ["int8", "int6", "int4", "int3", "int2", "sign", "fp8", "fp8_e5m2", "fp16", "low_rank:2"]
+NAMES = [
+    "planes8:2",
+    "planes8:4",
+    "planes6@two_phase",
+    "int8",
+    "int6",
+    "int4",
+    "int3",
+    "int2",
+    "sign",
+    "fp8",
+    "fp8_e5m2",
+    "fp16",
+    "low_rank:2",
+]
 
 
 def owed_norms(name: str, world_size: int) -> list[float]:

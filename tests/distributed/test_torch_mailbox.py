@@ -66,7 +66,7 @@ def test_exchange_matches_tags_whatever_the_order_of_the_calls():
 
     def body(rank: int) -> bool:
         mailbox = TorchMailbox(None)
-        own = random.Random(rank).sample(tags, len(tags))  # noqa: S311 - an order, not a secret
+        own = random.Random(rank).sample(tags, len(tags))
         receives = {tag: {r: torch.zeros(500) for r in _others(mailbox)} for tag in own}
         pendings = [
             mailbox.exchange(

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from gradwire.kernels.select import REFERENCE
-from gradwire.spec import Float, Quantize, Sign, Sparse
+from gradwire.spec import BitPlanes, Float, Quantize, Sign, Sparse
 
 PATH = Path(__file__).with_name("kernels.json")
 NUMELS = (300, 25)
@@ -28,14 +28,21 @@ def segments() -> Tensor:
     return torch.tensor(rows, dtype=torch.int64)
 
 
-def cases() -> dict[str, tuple[str, tuple, int]]:
-    """Name to op, its arguments between segments and residual, and payload size."""
-    out: dict[str, tuple[str, tuple, int]] = {}
+def cases() -> dict[str, tuple]:
+    """Name to op, arguments between segments and residual, payload size, last arguments."""
+    out: dict[str, tuple] = {}
     for bits in range(1, 9):
         size = Quantize(bits).num_bytes(NUMELS)
         out[f"quantize bits={bits}"] = ("quantize_encode", (2**62 + 5, bits, 256, False), size)
     size = Quantize(4).num_bytes(NUMELS)
     out["quantize bits=4 nearest"] = ("quantize_encode", (0, 4, 256, True), size)
+    for bits in (2, 4, 8):
+        arguments = (2**62 + 5, bits, 256, False)
+        size = Quantize(bits).num_bytes(NUMELS)
+        out[f"quantize bits={bits} l2"] = ("quantize_encode", arguments, size, True)
+    for planes in (8, 3):
+        size = BitPlanes(8, planes).num_bytes(NUMELS)
+        out[f"bit_planes 8:{planes}"] = ("planes_encode", (2**62 + 5, 8, planes, 256), size)
     out["sign"] = ("sign_encode", (256,), Sign(256).num_bytes(NUMELS))
     for name in ("float32", "bfloat16", "float16", "float8_e4m3", "float8_e5m2"):
         out[name] = ("float_encode", (name, 256), Float(name).num_bytes(NUMELS))
@@ -46,10 +53,10 @@ def cases() -> dict[str, tuple[str, tuple, int]]:
     return out
 
 
-def encode(kernel, arguments: tuple, size: int) -> dict[str, str]:
+def encode(kernel, arguments: tuple, size: int, *more: bool) -> dict[str, str]:
     payload = torch.empty(size, dtype=torch.uint8)
     residual = bucket().flip(0) * 0.01
-    kernel(bucket(), segments(), *arguments, residual, 0.0, payload)
+    kernel(bucket(), segments(), *arguments, residual, 0.0, payload, *more)
     data = {"payload": payload, "residual": residual.view(torch.uint8)}
     return {key: bytes(value.tolist()).hex() for key, value in data.items()}
 
@@ -57,7 +64,7 @@ def encode(kernel, arguments: tuple, size: int) -> dict[str, str]:
 def main() -> None:
     if PATH.exists():
         sys.exit(f"{PATH} exists; delete it by hand if the format is meant to change")
-    frozen = {name: encode(REFERENCE[op], args, size) for name, (op, args, size) in cases().items()}
+    frozen = {name: encode(REFERENCE[op], *rest) for name, (op, *rest) in cases().items()}
     PATH.write_text(json.dumps(frozen, indent=1) + "\n", encoding="utf-8")
 
 

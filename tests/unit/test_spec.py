@@ -55,7 +55,10 @@ REFUSED = [
     (lambda: LowRank(0), "LowRank.matrix_rank=0"),
     (lambda: LowRank(1.5), "LowRank.matrix_rank=1.5"),
     (lambda: TwoPhase(Sparse()), "TwoPhase.codec=Sparse"),
-    (lambda: TwoPhase("int4"), "TwoPhase.codec='int4' is not a codec spec, such as one of: Float"),
+    (
+        lambda: TwoPhase("int4"),
+        "TwoPhase.codec='int4' is not a codec spec, such as one of: BitPlanes, Float",
+    ),
     (lambda: TwoPhase(Quantize(4), second="int4"), "TwoPhase.second='int4' is not a codec spec"),
     (lambda: TwoPhase(Quantize(4), second=Sign()), "TwoPhase.second=Sign"),
     (lambda: TwoPhase(Quantize(1)), "TwoPhase.feedback=True is not possible with Quantize.bits=1"),
@@ -206,5 +209,5 @@ def test_second_codec_is_finer_where_the_first_is_coarse():
 
 
 def test_registries_know_every_spec():
-    assert list(CODEC_SPECS) == ["float", "quantize", "sign", "sparse"]
+    assert list(CODEC_SPECS) == ["bit_planes", "float", "quantize", "sign", "sparse"]
     assert list(REDUCER_SPECS) == ["all_reduce", "broadcast", "low_rank", "two_phase"]

@@ -1,1 +1,1 @@
-"""Compares ways to exchange gradients, side by side in one run."""
+"""The bench: plans and baselines side by side, over models, ranks and rates."""

@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from gradwire.cli import demo, doctor, measure, plan, report
+from gradwire.cli import bench, demo, doctor, measure, plan, report, simulate
 from gradwire.errors import CommandError, GradwireError, SpecError
 from gradwire.version import installed_version
 
@@ -48,8 +48,10 @@ def main() -> None:
     """Compressed gradient exchange for PyTorch data-parallel training."""
 
 
+main.add_command(bench.command)
 main.add_command(demo.command)
 main.add_command(doctor.command)
 main.add_command(measure.command)
 main.add_command(plan.command)
 main.add_command(report.command)
+main.add_command(simulate.command)

@@ -12,7 +12,7 @@ from gradwire.spec import Quantize
 
 @CODECS.register("quantize")
 class QuantizeCodec:
-    """Rounds `v / m * L` to a level, with the block's largest magnitude `m`.
+    """Rounds `v / m * L` to a level, with the block's largest magnitude or norm `m`.
 
     `L = 2**(bits - 1) - 1` levels lie on each side of 0 (1 bit: none but the two
     at `-m` and `m`). Stochastic rounding is unbiased; nearest is not.
@@ -55,6 +55,7 @@ class QuantizeCodec:
             residual,
             gain,
             payload,
+            spec.scale == "l2",
         )
         return payload
 

@@ -79,9 +79,9 @@ class TorchMailbox:
             raise SpecError("group", group, "usable before torch.distributed.init_process_group")
         self.rank = parent.rank()
         self.world_size = parent.size()
-        self._timeout_s = limit_s(parent) if timeout_s is None else timeout_s
+        self.timeout_s = limit_s(parent) if timeout_s is None else timeout_s
         try:
-            backend = _connect(parent, self._timeout_s, store or fresh_store(parent))
+            backend = _connect(parent, self.timeout_s, store or fresh_store(parent))
             self._wire = _Wire(backend, self.rank, self.world_size)
         except RuntimeError as error:
             raise CollectiveError("connect", self.rank, str(error)) from error
@@ -106,7 +106,7 @@ class TorchMailbox:
     ) -> Pending:
         incoming = list(self._pieces("receives", receives))
         outgoing = list(self._pieces("sends", sends))
-        job = _Job(tag, time.monotonic() + self._timeout_s)
+        job = _Job(tag, time.monotonic() + self.timeout_s)
         job.pending.set_running_or_notify_cancel()  # from here on nobody can cancel it
         backend = self._wire.backend
         if backend is not None:
@@ -127,7 +127,7 @@ class TorchMailbox:
 
     def all_reduce(self, data: Tensor) -> Pending:
         """Sum by Gloo's own ring (see `SummingMailbox.all_reduce`)."""
-        job = _Job(None, time.monotonic() + self._timeout_s, what="all_reduce")
+        job = _Job(None, time.monotonic() + self.timeout_s, what="all_reduce")
         job.pending.set_running_or_notify_cancel()
         backend = self._wire.backend
         if backend is not None:

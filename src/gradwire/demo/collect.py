@@ -88,7 +88,7 @@ class Collector:
             )
             for method in job.methods
         )
-        return DemoResult(settings, _environment(self.torch, cores), methods, started, wall_s)
+        return DemoResult(settings, environment(self.torch, cores), methods, started, wall_s)
 
     def _validations(self, method: str) -> tuple[Validation, ...]:
         found = []
@@ -108,7 +108,13 @@ def _joined(by_rank: dict[int, Step]) -> Step:
     return replace(by_rank[0], loss=loss, sent_bytes=sent_bytes)
 
 
-def _environment(torch: str, cores: int) -> Environment:
+def environment(torch: str, cores: int) -> Environment:
+    """Describe this machine and what is installed on it.
+
+    Args:
+        torch: PyTorch's version, as the workers told it.
+        cores: Cores this process may use.
+    """
     return Environment(
         gradwire=installed_version(),
         torch=torch,

@@ -4,12 +4,28 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict, dataclass
+from typing import Any, ClassVar, Self
 
 from gradwire.report.model import Step
 
 
+class Event:
+    """Base of what workers tell; its dataclasses are written by name and fields."""
+
+    __slots__ = ()
+    kinds: ClassVar[dict[str, type[Event]]] = {}
+
+    def __init_subclass__(cls) -> None:
+        Event.kinds[cls.__name__] = cls
+
+    @classmethod
+    def from_dict(cls, data: dict[str, Any]) -> Self:
+        """Read an event from its fields."""
+        return cls(**data)
+
+
 @dataclass(frozen=True, slots=True)
-class MethodStarted:
+class MethodStarted(Event):
     """A method's model stands, and its first step begins."""
 
     method: str
@@ -17,15 +33,20 @@ class MethodStarted:
 
 
 @dataclass(frozen=True, slots=True)
-class StepDone:
+class StepDone(Event):
     """One step, as this rank saw it: its own loss, times and bytes."""
 
     method: str
     step: Step
 
+    @classmethod
+    def from_dict(cls, data: dict[str, Any]) -> Self:
+        """See `Event.from_dict`."""
+        return cls(data["method"], Step(**data["step"]))
+
 
 @dataclass(frozen=True, slots=True)
-class Validated:
+class Validated(Event):
     """Sums over this rank's share of the held-out data, after `step` steps."""
 
     method: str
@@ -36,7 +57,7 @@ class Validated:
 
 
 @dataclass(frozen=True, slots=True)
-class MethodDone:
+class MethodDone(Event):
     """A method has ended; the digest is a hash of this rank's parameters."""
 
     method: str
@@ -44,24 +65,17 @@ class MethodDone:
 
 
 @dataclass(frozen=True, slots=True)
-class Finished:
+class Finished(Event):
     """The worker has done all it was asked for."""
 
     torch: str
 
 
 @dataclass(frozen=True, slots=True)
-class Failed:
+class Failed(Event):
     """The worker raised."""
 
     message: str
-
-
-Event = MethodStarted | StepDone | Validated | MethodDone | Finished | Failed
-_KINDS: dict[str, type[Event]] = {
-    kind.__name__: kind
-    for kind in (MethodStarted, StepDone, Validated, MethodDone, Finished, Failed)
-}
 
 
 def to_line(event: Event) -> str:
@@ -71,13 +85,11 @@ def to_line(event: Event) -> str:
         >>> from_line(to_line(Failed("no")))
         Failed(message='no')
     """
-    return json.dumps({"kind": type(event).__name__, **asdict(event)}) + "\n"
+    fields = asdict(event)  # type: ignore[call-overload]  # every event is a dataclass
+    return json.dumps({"kind": type(event).__name__, **fields}) + "\n"
 
 
 def from_line(line: str) -> Event:
     """Read an event from `to_line`'s line."""
     data = json.loads(line)
-    kind = _KINDS[data.pop("kind")]
-    if kind is StepDone:
-        return StepDone(data["method"], Step(**data["step"]))
-    return kind(**data)
+    return Event.kinds[data.pop("kind")].from_dict(data)

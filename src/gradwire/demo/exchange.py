@@ -1,11 +1,14 @@
 """Wraps a model for one method: DDP with a link, and a hook or gradwire."""
 
-from __future__ import annotations
+# No `from __future__ import annotations` here: DDP reads the hook's annotations.
 
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from torch import nn
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch._C._distributed_c10d import GradBucket
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
 from torch.nn.parallel import DistributedDataParallel
 
@@ -13,6 +16,11 @@ import gradwire
 from gradwire.comm.shaped import Link
 from gradwire.comm.shaped_group import ShapedGroup, new_shaped_group
 from gradwire.demo.settings import Method
+from gradwire.errors import UnknownIdError
+
+
+def nothing() -> None:
+    """Do nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,52 +28,92 @@ class Exchange:
     """A wrapped model, and what its exchange has sent.
 
     Attributes:
-        module: The DDP wrapper.
-        take_sent_bytes: Returns the payload this rank sent in the step that
-            has just ended.
+        module: What forward and backward run on, such as the DDP wrapper.
+        take_sent_bytes: Returns the payload this rank sent since the last call.
         close: Ends the exchange.
+        finish: Runs after backward, before the optimiser.
+        wait: Runs after the optimiser of the last step, before parameters
+            are looked at.
+        waits: Returns how long the last step's forward waited for gradients,
+            and how long transfers ran under computation, where gradients may
+            arrive after backward.
     """
 
-    module: DistributedDataParallel
+    module: nn.Module
     take_sent_bytes: Callable[[], int]
-    close: Callable[[], None]
+    close: Callable[[], None] = nothing
+    finish: Callable[[], None] = nothing
+    wait: Callable[[], None] = nothing
+    waits: Callable[[], tuple[float, float]] | None = None
 
 
-def wrap(method: Method, module: nn.Module, link: Link) -> Exchange:
+def wrap(method: Method, module: nn.Module, link: Link | None) -> Exchange:
     """Wrap a model so that its gradients are exchanged by one method over a link.
 
     Args:
         method: How they are exchanged.
         module: The model; equal on all ranks.
-        link: The link to imitate.
+        link: The link to imitate; None leaves it to the network.
+
+    Raises:
+        UnknownIdError: There is no such hook.
     """
     if method.family == "gradwire":
         return _with_gradwire(method, module, link)
-    group = new_shaped_group()
-    group.link = link
-    ddp = DistributedDataParallel(
-        module, process_group=group, bucket_cap_mb=method.bucket_cap_mb, init_sync=False
+    group: dist.ProcessGroup | None = None
+    if link is not None:
+        group = new_shaped_group()
+        group.link = link
+    ddp = _ddp(method, module, group)
+    if method.hook is not None:
+        _register(ddp, method.hook, group)
+    return Exchange(ddp, lambda: _take_group_bytes(group))
+
+
+def _ddp(
+    method: Method, module: nn.Module, group: dist.ProcessGroup | None
+) -> DistributedDataParallel:
+    return DistributedDataParallel(
+        module,
+        process_group=group,
+        bucket_cap_mb=method.bucket_cap_mb,
+        init_sync=False,
+        broadcast_buffers=False,
     )
-    if method.name == "fp16":
-        ddp.register_comm_hook(group, default_hooks.fp16_compress_hook)
-    elif method.name == "powersgd":
-        state = powerSGD_hook.PowerSGDState(
-            group, matrix_approximation_rank=1, start_powerSGD_iter=2
-        )
-        ddp.register_comm_hook(state, powerSGD_hook.powerSGD_hook)
-
-    def take_sent_bytes() -> int:
-        return _take_group_bytes(group)
-
-    return Exchange(ddp, take_sent_bytes, lambda: None)
 
 
-def _take_group_bytes(group: ShapedGroup) -> int:
+def _register(ddp: DistributedDataParallel, hook: str, group: dist.ProcessGroup | None) -> None:
+    match hook:
+        case "fp16":
+            ddp.register_comm_hook(group, default_hooks.fp16_compress_hook)
+        case "bf16":
+            ddp.register_comm_hook(group, _bf16)
+        case "powersgd1" | "powersgd2":
+            ddp.register_comm_hook(_powersgd(group, int(hook[-1])), powerSGD_hook.powerSGD_hook)
+        case "powersgd_batched":
+            ddp.register_comm_hook(_powersgd(group, 1), powerSGD_hook.batched_powerSGD_hook)
+        case _:
+            known = ["fp16", "bf16", "powersgd1", "powersgd2", "powersgd_batched"]
+            raise UnknownIdError("hook", hook, known)
+
+
+def _bf16(state: dist.ProcessGroup | None, bucket: GradBucket) -> torch.futures.Future[Tensor]:
+    # DDP refuses the hook itself without CUDA: it looks at the function's name.
+    return default_hooks.bf16_compress_hook(state, bucket)  # type: ignore[arg-type]
+
+
+def _powersgd(group: dist.ProcessGroup | None, rank: int) -> powerSGD_hook.PowerSGDState:
+    return powerSGD_hook.PowerSGDState(group, matrix_approximation_rank=rank, start_powerSGD_iter=2)
+
+
+def _take_group_bytes(group: dist.ProcessGroup | None) -> int:
+    if not isinstance(group, ShapedGroup):
+        return 0
     sent_bytes, group.bytes_sent = group.bytes_sent, 0.0
     return round(sent_bytes)
 
 
-def _with_gradwire(method: Method, module: nn.Module, link: Link) -> Exchange:
-    ddp = DistributedDataParallel(module, bucket_cap_mb=method.bucket_cap_mb, init_sync=False)
+def _with_gradwire(method: Method, module: nn.Module, link: Link | None) -> Exchange:
+    ddp = _ddp(method, module, None)
     sync = gradwire.attach(ddp, method.plan, link=link)
     return Exchange(ddp, lambda: sync.stats().recent[-1].sent_bytes, sync.close)

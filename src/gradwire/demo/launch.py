@@ -11,13 +11,13 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import NamedTuple, Protocol, Self
 
 from gradwire.demo.events import Event, Failed, Finished, from_line
-from gradwire.demo.settings import Job
 from gradwire.errors import GradwireError
 
 STALL_S = 60.0
@@ -27,6 +27,32 @@ WORKER = (sys.executable, "-P", "-m", "gradwire.demo.worker")
 
 _GRACE_S = 2.0
 """After a first failure: time for the others to fail too, so that the cause can be told."""
+
+
+class Work(Protocol):
+    """What the workers are given to do."""
+
+    @property
+    def ranks(self) -> int:
+        """Number of workers."""
+
+    def to_json(self) -> str:
+        """Write the work in one line."""
+
+    def slowest_step_s(self, cores: int) -> float:
+        """Return about how long its slowest step takes."""
+
+
+class Place(NamedTuple):
+    """Where a worker runs.
+
+    Attributes:
+        variables: Added to its environment.
+        entered: Makes a context in which its process is started.
+    """
+
+    variables: Mapping[str, str]
+    entered: Callable[[], AbstractContextManager[None]] = contextlib.nullcontext
 
 
 class WorkerError(GradwireError, RuntimeError):
@@ -59,15 +85,21 @@ class Workers:
     Args:
         job: What to do.
         command: What each process runs; it calls `worker.serve`.
+        place: Says where the process of a rank runs; with all others if None.
     """
 
-    def __init__(self, job: Job, command: Sequence[str] = WORKER) -> None:
+    def __init__(
+        self,
+        job: Work,
+        command: Sequence[str] = WORKER,
+        place: Callable[[int], Place] | None = None,
+    ) -> None:
         self._job = job
         self._command = command
+        self._place = place if place is not None else lambda _: Place({})
         self._folder = tempfile.TemporaryDirectory(prefix="gradwire-")
         self._processes: list[subprocess.Popen[str]] = []
-        slowest = max(job.predicted_step_s(m, available_cores()) for m in job.methods)
-        self._stall_s = STALL_S + 10 * slowest
+        self._stall_s = STALL_S + 10 * job.slowest_step_s(available_cores())
         self._events: queue.Queue[tuple[int, Event | None]] = queue.Queue()
 
     def __enter__(self) -> Self:
@@ -111,9 +143,11 @@ class Workers:
             yield rank, event
 
     def close(self) -> None:
-        """Kill what still runs and wait for it. Can be called twice."""
+        """Kill what still runs, and what it started. Can be called twice."""
         for process in self._processes:
-            process.kill()
+            if process.returncode is None:
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(process.pid, signal.SIGKILL)
         for process in self._processes:
             process.wait()
             for stream in (process.stdin, process.stdout):
@@ -126,6 +160,7 @@ class Workers:
         return Path(self._folder.name) / f"rank{rank}.log"
 
     def _start(self, rank: int) -> None:
+        place = self._place(rank)
         environment = os.environ | {
             "RANK": str(rank),
             "LOCAL_RANK": str(rank),
@@ -133,8 +168,9 @@ class Workers:
             "OMP_NUM_THREADS": str(max(1, available_cores() // self._job.ranks)),
             "GRADWIRE_RENDEZVOUS": str(Path(self._folder.name) / "rendezvous"),
             "PYTHONPATH": os.pathsep.join(p for p in sys.path if p),
+            **place.variables,
         }
-        with self._log(rank).open("w", encoding="utf-8") as log:
+        with self._log(rank).open("w", encoding="utf-8") as log, place.entered():
             process = subprocess.Popen(  # noqa: S603 - the command is a developer's, not a user's
                 self._command,
                 stdin=subprocess.PIPE,

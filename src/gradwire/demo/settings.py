@@ -86,23 +86,27 @@ class Method:
     """One way to exchange gradients.
 
     Attributes:
-        bucket_cap_mb: DDP's bucket size. PyTorch's PowerSGD hook gets one
-            bucket: with several it aborts or mixes data on Gloo.
+        bucket_cap_mb: DDP's bucket size, None for its default. PyTorch's
+            PowerSGD hook gets one bucket: with several it aborts or mixes data
+            on Gloo.
         plan: For gradwire: what `attach` takes.
+        hook: A hook of PyTorch's: `"fp16"`, `"bf16"`, `"powersgd1"`,
+            `"powersgd2"` (the number is the rank) or `"powersgd_batched"`.
     """
 
     name: str
     label: str
     family: Family
-    bucket_cap_mb: int = 5
+    bucket_cap_mb: float | None = 5
     plan: str | None = None
+    hook: str | None = None
 
 
 DEFAULT_PLAN = DEFAULT_SPEC
 _BUILT_IN = (
     Method(BASELINE, "plain DDP", "ddp"),
-    Method("fp16", "fp16 hook", "hook"),
-    Method("powersgd", "PowerSGD hook", "hook", bucket_cap_mb=1000),
+    Method("fp16", "fp16 hook", "hook", hook="fp16"),
+    Method("powersgd", "PowerSGD hook", "hook", 1000, hook="powersgd1"),
 )
 METHODS = (*(m.name for m in _BUILT_IN), "gradwire")
 
@@ -190,6 +194,10 @@ class Job:
             reducer: ReducerSpec = rules[0].reducer if rules else DENSE
             return sent_bytes(reducer, entries, self.ranks)
         return round(dense * {"fp16": 0.5, "powersgd": 0.01}.get(method.name, 1.0))
+
+    def slowest_step_s(self, cores: int) -> float:
+        """Return about how long a step of the slowest method takes."""
+        return max(self.predicted_step_s(m, cores) for m in self.methods)
 
     def predicted_step_s(self, method: Method, cores: int) -> float:
         """Return about how long a step takes: compute, and what it does not hide.

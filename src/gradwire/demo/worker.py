@@ -7,12 +7,12 @@ import sys
 import threading
 import traceback
 from collections.abc import Callable
-from typing import TextIO
+from typing import TextIO, TypeVar
 
 from gradwire.demo.events import Event, Failed, to_line
-from gradwire.demo.settings import Job
 
 Tell = Callable[[Event], None]
+_J = TypeVar("_J")
 
 
 def _private_stdout() -> TextIO:
@@ -24,19 +24,22 @@ def _private_stdout() -> TextIO:
 
 def _end_with_parent() -> None:
     """Exit at once when standard input closes: the parent has ended, however it did."""
-    sys.stdin.read()
+    # Not sys.stdin.read(): it would hold a lock that processes forked meanwhile wait for.
+    while os.read(0, 4096):
+        pass
     os._exit(1)
 
 
-def serve(run: Callable[[Job, int, str, Tell], None]) -> None:
+def serve(read: Callable[[str], _J], run: Callable[[_J, int, str, Tell], None]) -> None:
     """Read the job from the parent, run it, tell the parent, exit.
 
     Args:
+        read: Turns the parent's line into a job.
         run: Takes the job, this process's rank, the file by which the ranks
             meet, and what takes events.
     """
     pipe = _private_stdout()
-    job = Job.from_json(sys.stdin.readline())
+    job = read(sys.stdin.readline())
     threading.Thread(target=_end_with_parent, daemon=True).start()
 
     def tell(event: Event) -> None:
@@ -55,5 +58,6 @@ def serve(run: Callable[[Job, int, str, Tell], None]) -> None:
 
 if __name__ == "__main__":
     from gradwire.demo.run import run_job
+    from gradwire.demo.settings import Job
 
-    serve(run_job)
+    serve(Job.from_json, run_job)

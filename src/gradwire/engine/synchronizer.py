@@ -19,25 +19,23 @@ from gradwire.comm.channel import Channel, Scratch
 from gradwire.comm.record import Recorder
 from gradwire.comm.torch_collective import DistCollective, DistGroup
 from gradwire.engine.bucket import Bucket, BucketRun, Deliver, union_s
+from gradwire.engine.checkpoint import pack, residual_scale, unpack
 from gradwire.engine.checks import check_replicas, check_steps
-from gradwire.engine.feedback import ErrorFeedback, StateWarning
+from gradwire.engine.feedback import ErrorFeedback
 from gradwire.engine.lane import Lane
 from gradwire.engine.layout import Layouts
 from gradwire.engine.stats import Stats, StepStats
 from gradwire.engine.worker import Worker
-from gradwire.errors import CollectiveError, SpecError, StateError
+from gradwire.errors import CollectiveError, SpecError
 from gradwire.key import Key
 from gradwire.plan import DENSE, Assignment, Parameter, Plan
 from gradwire.reduce.base import Reducer, build
-from gradwire.spec import ReducerSpec, check_number, check_whole
+from gradwire.spec import ReducerSpec, check_number
 
 _CHANNELS_A_STEP = 1 << 20
 _TAGGED_STEPS = 1 << 7
 _AGREEMENT = _CHANNELS_A_STEP * _TAGGED_STEPS
 """Number of the channel on which ranks compare their step counts."""
-
-_FORMAT = 1
-"""Layout of `state_dict`; a change to it is a new number."""
 
 _RECENT_STEPS = 100
 _ORDERLESS_RANKS = 2
@@ -45,7 +43,6 @@ _ORDERLESS_RANKS = 2
 
 _MEASURED_EVERY = 10
 _SUSPICIOUS_RATIO = 1000.0
-_STATE_FIELDS = ("rank", "world_size", "steps_done", "residual", "factors")
 
 
 @dataclass(slots=True)
@@ -390,15 +387,8 @@ class Synchronizer:
         The key carries the rank, because `torch.distributed.checkpoint` keeps
         one copy of equal keys. Save it on every rank.
         """
-        mine = {
-            "format": _FORMAT,
-            "rank": self.rank,
-            "world_size": self.world_size,
-            "steps_done": self._steps_done,
-            "plan": self.plan.to_json(),
-            **self._feedback.tensors(),
-        }
-        return {f"{self._variant.label}rank{self.rank}": mine}
+        label = self._variant.label
+        return pack(self.rank, self.world_size, self._steps_done, self.plan, self._feedback, label)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue where `state_dict` was taken.
@@ -411,45 +401,10 @@ class Synchronizer:
             StateError: Not such a state, of another format, or with a tensor of
                 another shape or values that are not finite.
         """
-        saved = self._own_or_any(state)
-        world_size = int(saved["world_size"])
-        scale: float | None = self.world_size / world_size
-        if int(saved["rank"]) != self.rank:
-            scale = None
-            reason = f"it holds rank {saved['rank']} of {world_size}, this is rank {self.rank}"
-        elif world_size > self.world_size:
-            scale = None
-            reason = f"the world has shrunk from {world_size} to {self.world_size} ranks"
-        if scale is None:
-            warnings.warn(
-                f"the residual in the checkpoint is dropped: {reason}", StateWarning, stacklevel=2
-            )
-        self._feedback.load(saved, scale)
+        saved = unpack(state, self.rank, self._variant.label)
+        self._feedback.load(saved, residual_scale(saved, self.rank, self.world_size))
         self._steps_done = int(saved["steps_done"])
         self._has_agreed = False
-
-    def _own_or_any(self, state: Mapping[str, Any]) -> Mapping[str, Any]:
-        if not isinstance(state, Mapping):
-            raise StateError(f"{type(state).__name__} is no state; pass what state_dict returned")
-        prefix = f"{self._variant.label}rank"
-        ranks = sorted(k for k in state if isinstance(k, str) and k.startswith(prefix))
-        key = f"{prefix}{self.rank}"
-        if not ranks:
-            raise StateError(
-                f"no state of gradwire among the keys {sorted(map(str, state))[:5]}", missing=[key]
-            )
-        saved: Mapping[str, Any] = state[key if key in state else ranks[0]]
-        found = saved.get("format") if isinstance(saved, Mapping) else None
-        if found != _FORMAT:
-            raise StateError(f"state of format {found!r}, this version reads {_FORMAT}")
-        if missing := [k for k in _STATE_FIELDS if k not in saved]:
-            raise StateError(f"state without {', '.join(missing)}", missing=missing)
-        for key, least in (("rank", 0), ("world_size", 1), ("steps_done", 0)):
-            try:
-                check_whole(key, saved[key], least)
-            except SpecError as error:
-                raise StateError(f"broken state: {error}") from None
-        return saved
 
     def close(self) -> None:
         """Stop the threads and disconnect. Can be called twice.

@@ -1,12 +1,14 @@
 """The one thread that encodes, decodes and starts every exchange.
 
 Reductions are generators that yield the transfer they wait for. The thread
-advances whichever can go on, in the order in which they became able to: while
-one bucket's bytes travel, the next one is encoded.
+advances whichever can go on, the most urgent first, and equal ones in the
+order in which they became able to: while one bucket's bytes travel, the next
+one is encoded.
 """
 
 from __future__ import annotations
 
+import itertools
 import queue
 import threading
 from collections.abc import Callable
@@ -22,6 +24,7 @@ from gradwire.errors import SpecError
 class _Task:
     steps: Steps[None]
     finish: Callable[[BaseException | None], None]
+    priority: float
     waited_for: Pending | None = None
 
 
@@ -41,21 +44,28 @@ class Worker:
     """
 
     def __init__(self, name: str) -> None:
-        self._ready: queue.SimpleQueue[_Task | None] = queue.SimpleQueue()
+        self._ready: queue.PriorityQueue[tuple[float, int, _Task | None]] = queue.PriorityQueue()
+        self._serial = itertools.count()
         self._lock = threading.Lock()
         self._is_closed = False
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
 
-    def submit(self, steps: Steps[None], finish: Callable[[BaseException | None], None]) -> None:
+    def submit(
+        self,
+        steps: Steps[None],
+        finish: Callable[[BaseException | None], None],
+        priority: float = 0.0,
+    ) -> None:
         """Run `steps` to their end, then call `finish` with None or what went wrong.
 
-        After `close` it is called at once: no thread is left to run them.
+        Lower priorities go first. After `close` it is called at once: no thread
+        is left to run them.
         """
         with self._lock:
             is_late = self._is_closed
             if not is_late:
-                self._ready.put(_Task(steps, finish))
+                self._put(_Task(steps, finish, priority))
         if is_late:
             finish(SpecError("worker", "closed", "open"))
 
@@ -66,15 +76,18 @@ class Worker:
         """
         with self._lock:
             self._is_closed = True
-            self._ready.put(None)
+            self._ready.put((float("inf"), next(self._serial), None))
         if self._thread is not threading.current_thread():
             self._thread.join()
+
+    def _put(self, task: _Task) -> None:
+        self._ready.put((task.priority, next(self._serial), task))
 
     def _run(self) -> None:
         under_way, is_closing = 0, False
         with torch.no_grad():
             while under_way or not is_closing:
-                task = self._ready.get()
+                _, _, task = self._ready.get()
                 if task is None:
                     is_closing = True
                     continue
@@ -92,7 +105,7 @@ class Worker:
         except BaseException as error:  # noqa: BLE001 - handed to whoever waits for the task
             task.finish(error)
         else:
-            task.waited_for.add_done_callback(lambda _: self._ready.put(task))
+            task.waited_for.add_done_callback(lambda _: self._put(task))
             return False
         task.waited_for = None  # whose callback holds the task: a circle, and buffers in it
         return True

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -57,7 +57,7 @@ def agree(
     """
 
     def read() -> tuple[Plan, list[Parameter]]:
-        chosen = load_plan(plan)
+        chosen = _fixed(load_plan(plan))
         options.check(device_of(ddp))
         parameters = parameters_of(ddp)
         _refuse(ddp)
@@ -82,11 +82,36 @@ def agree_on(
         chosen, parameters = read()
     except Exception as error:  # noqa: BLE001 - raised below, once the others know
         problem = error
+    settings = {"check_every": str(options.check_every), "links": str(options.link)}
+    settle("attach", problem, chosen, parameters, settings, mailbox)
+    return chosen, parameters
+
+
+def settle(
+    op: str,
+    problem: Exception | None,
+    plan: Plan,
+    parameters: Sequence[Parameter],
+    settings: Mapping[str, str],
+    mailbox: Mailbox,
+) -> None:
+    """Make sure that no rank has a problem, and that all have read the same.
+
+    Args:
+        op: What was called, for the message.
+        problem: What this rank cannot do, or None.
+        plan: As read here.
+        parameters: As found here.
+        settings: Whatever else must be equal, by a name in the plural.
+        mailbox: Connects the ranks.
+
+    Raises:
+        RankMismatchError: Another rank has a problem, or has read something else.
+    """
     mine = {
         "problem": f"{type(problem).__name__}: {problem}" if problem else "",
-        "plan": chosen.digest(),
-        "check_every": options.check_every,
-        "link": str(options.link),
+        "plan": plan.digest(),
+        "settings": dict(settings),
         "parameters": [tuple(p) for p in parameters],
     }
     everyone = [v for v in mailbox.gather_objects(mine) if isinstance(v, dict)]
@@ -96,8 +121,18 @@ def agree_on(
     for rank, theirs in enumerate(everyone):
         difference = _difference(everyone[0], theirs, rank)
         if difference:
-            raise RankMismatchError("attach", mailbox.rank, difference, digests)
-    return chosen, parameters
+            raise RankMismatchError(op, mailbox.rank, difference, digests)
+
+
+def _fixed(plan: Plan) -> Plan:
+    """Refuse a plan whose bits follow the overlap with the next forward pass."""
+    if plan.adaptive is not None:
+        raise SpecError(
+            "plan",
+            "aqgb",
+            "possible in DDP's hook, where backward waits for every gradient: use gradwire.overlap",
+        )
+    return plan
 
 
 def _difference(first: Mapping[str, Any], theirs: Mapping[str, Any], rank: int) -> str | None:
@@ -109,8 +144,7 @@ def _difference(first: Mapping[str, Any], theirs: Mapping[str, Any], rank: int) 
     others = [Parameter(*p) for p in theirs["parameters"]]
     pairs = [
         ("plans (digest)", first["plan"], theirs["plan"]),
-        ("check_every", first["check_every"], theirs["check_every"]),
-        ("links", first["link"], theirs["link"]),
+        *((name, value, theirs["settings"].get(name)) for name, value in first["settings"].items()),
         ("number of parameters", len(ours), len(others)),
     ]
     for a, b in zip(ours, others, strict=False):

@@ -7,7 +7,8 @@ no state, starts no threads and allocates nothing.
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +16,8 @@ import torch
 from torch import Tensor
 
 from gradwire.errors import GradwireError
-from gradwire.kernels import ops, reference_sparse
-from gradwire.spec import FLOAT_BYTES, Float, FloatFormat, Quantize, Sign
+from gradwire.kernels import ops, reference_planes, reference_sparse
+from gradwire.spec import FLOAT_BYTES, BitPlanes, Float, FloatFormat, Quantize, Sign
 
 ISA_LEVELS = ("baseline", "x86-64-v3", "x86-64-v4")
 """Instruction sets the library is compiled for, by number."""
@@ -34,8 +35,11 @@ _ENCODE_TAIL = (_POINTER, _LONG, _FLOAT, _POINTER, _LONG)
 _DECODE_HEAD = (_POINTER, _LONG, _LONG, _POINTER, _LONG)
 _DECODE_TAIL = (_FLOAT, _INT, _POINTER, _LONG)
 _ARGUMENTS: dict[str, tuple[Any, ...]] = {
-    "gw_quantize_encode": (*_ENCODE_HEAD, ctypes.c_uint64, _INT, _INT, _INT, *_ENCODE_TAIL),
+    "gw_quantize_encode": (*_ENCODE_HEAD, ctypes.c_uint64, _INT, _INT, _INT, *_ENCODE_TAIL, _INT),
     "gw_quantize_decode": (*_DECODE_HEAD, _INT, _INT, *_DECODE_TAIL),
+    "gw_planes_encode": (*_ENCODE_HEAD, ctypes.c_uint64, _INT, _INT, _INT, *_ENCODE_TAIL),
+    "gw_planes_decode": (*_DECODE_HEAD, _INT, _INT, _INT, *_DECODE_TAIL),
+    "gw_mixed_decode": (*(_POINTER,) * 5, _LONG, _POINTER, _LONG, *_DECODE_TAIL),
     "gw_sign_encode": (*_ENCODE_HEAD, _INT, *_ENCODE_TAIL),
     "gw_sign_decode": (*_DECODE_HEAD, _INT, *_DECODE_TAIL),
     "gw_float_encode": (*_ENCODE_HEAD, _INT, _INT, *_ENCODE_TAIL),
@@ -123,6 +127,10 @@ def _encode(
     )
 
 
+def _last(function: Callable[..., int], last: int, *arguments: object) -> int:
+    return function(*arguments, last)
+
+
 def _decode(
     function: Callable[..., int],
     payloads: Tensor,
@@ -147,7 +155,7 @@ def _decode(
 
 def _refuse(
     op: str,
-    spec: Quantize | Sign | Float,
+    spec: Quantize | BitPlanes | Sign | Float,
     payload: Tensor,
     segments: Tensor,
     x: Tensor,
@@ -169,9 +177,10 @@ def quantize_encode(
     residual: Tensor | None,
     gain: float,
     payload: Tensor,
+    l2: bool = False,
 ) -> None:
     """See `reference.quantize_encode`."""
-    function = library().gw_quantize_encode
+    function = partial(_last, library().gw_quantize_encode, l2)
     details = (stream, bits, block_size, nearest)
     if _encode(function, x, segments, residual, gain, payload, *details):
         spec = Quantize(bits, block_size)
@@ -191,6 +200,81 @@ def quantize_decode(
     function = library().gw_quantize_decode
     if _decode(function, payloads, segments, divisor, accumulate, out, bits, block_size):
         _refuse("quantize_decode", Quantize(bits, block_size), payloads, segments, out)
+
+
+def planes_encode(
+    x: Tensor,
+    segments: Tensor,
+    stream: int,
+    bits: int,
+    planes: int,
+    block_size: int,
+    residual: Tensor | None,
+    gain: float,
+    payload: Tensor,
+) -> None:
+    """See `reference_planes.planes_encode`."""
+    function = library().gw_planes_encode
+    details = (stream, bits, planes, block_size)
+    if _encode(function, x, segments, residual, gain, payload, *details):
+        spec = BitPlanes(bits, planes, block_size)
+        _refuse("planes_encode", spec, payload, segments, x, residual)
+
+
+def planes_decode(
+    payloads: Tensor,
+    segments: Tensor,
+    bits: int,
+    planes: int,
+    block_size: int,
+    divisor: float,
+    accumulate: bool,
+    out: Tensor,
+) -> None:
+    """See `reference_planes.planes_decode`."""
+    function = library().gw_planes_decode
+    details = (bits, planes, block_size)
+    status = _decode(function, payloads, segments, divisor, accumulate, out, *details)
+    if status > 0:
+        reference_planes.check_planes(ctypes.c_int32(status - 1).value, planes)
+    if status:
+        spec = BitPlanes(bits, planes, block_size)
+        _refuse("planes_decode", spec, payloads, segments, out)
+
+
+def mixed_decode(
+    payloads: Sequence[Tensor],
+    segments: Tensor,
+    formats: Sequence[str],
+    block_sizes: Sequence[int],
+    divisor: float,
+    accumulate: bool,
+    out: Tensor,
+) -> None:
+    """See `reference_planes.mixed_decode`."""
+    numbers = (
+        [payload.data_ptr() for payload in payloads],
+        [payload.numel() for payload in payloads],
+        [ops.MIXED_FORMATS.index(form) for form in formats],
+        list(block_sizes),
+        [0] * (2 * len(payloads)),
+    )
+    tables = [torch.tensor(row, dtype=torch.int64) for row in numbers]
+    if library().gw_mixed_decode(
+        *(table.data_ptr() for table in tables),
+        len(payloads),
+        segments.data_ptr(),
+        segments.shape[0],
+        divisor,
+        accumulate,
+        out.data_ptr(),
+        out.numel(),
+    ):
+        for payload, form, block_size in zip(payloads, formats, block_sizes, strict=True):
+            spec = ops.mixed_spec(form, block_size)
+            rows = ops.check_rows(segments, out, None, block_size)
+            ops.check_size("mixed_decode", payload, spec.num_bytes([row[2] for row in rows]))
+        raise AssertionError("mixed_decode")
 
 
 def sign_encode(
@@ -330,6 +414,9 @@ def hadamard(x: Tensor, block_size: int, out: Tensor) -> None:
 KERNELS: dict[str, Callable[..., Tensor | None]] = {
     "quantize_encode": quantize_encode,
     "quantize_decode": quantize_decode,
+    "planes_encode": planes_encode,
+    "planes_decode": planes_decode,
+    "mixed_decode": mixed_decode,
     "sign_encode": sign_encode,
     "sign_decode": sign_decode,
     "float_encode": float_encode,

@@ -14,13 +14,13 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
 
 from gradwire.errors import PayloadError, SpecError
-from gradwire.spec import Float, FloatFormat, Quantize, Sign
+from gradwire.spec import FLOAT_BYTES, MAX_BITS, BitPlanes, Float, FloatFormat, Quantize, Sign
 
 Row = tuple[int, int, int, int, int]
 """One line of `segments`: offset, residual_offset, numel, start, stream."""
@@ -31,9 +31,33 @@ MAX_HADAMARD = 4096
 _quantize = functools.cache(Quantize)
 _sign = functools.cache(Sign)
 _float = functools.cache(Float)
+_planes = functools.cache(BitPlanes)
+
+MIXED_FORMATS = (*FLOAT_BYTES, "sign", *(f"quantize{bits}" for bits in range(1, MAX_BITS + 1)))
+"""What payloads of `mixed_decode` can be, by number."""
 
 _LIBRARY = torch.library.Library("gradwire", "DEF")  # type: ignore[no-untyped-call]
 _CHECKS: dict[str, Callable[..., Tensor | None]] = {}
+
+
+@functools.cache
+def mixed_spec(form: str, block_size: int) -> Float | Sign | Quantize:
+    """Return the spec of one of `MIXED_FORMATS`; scales of levels do not matter here.
+
+    Raises:
+        SpecError: No such format.
+
+    Example:
+        >>> mixed_spec("quantize4", 256).bits
+        4
+    """
+    if form not in MIXED_FORMATS:
+        raise SpecError("mixed_decode format", form, "one of: " + ", ".join(MIXED_FORMATS))
+    if form == "sign":
+        return Sign(block_size)
+    if form.startswith("quantize"):
+        return Quantize(int(form[len("quantize") :]), block_size)
+    return Float(cast("FloatFormat", form), block_size)
 
 
 def _define(
@@ -167,7 +191,7 @@ def check_capacities(rows: Sequence[Row], capacities: Iterable[int]) -> list[int
 
 @_define(
     "quantize_encode(Tensor x, Tensor segments, int stream, int bits, int block_size, "
-    "bool nearest, Tensor(a!)? residual, float gain, Tensor(b!) payload) -> ()"
+    "bool nearest, Tensor(a!)? residual, float gain, Tensor(b!) payload, bool l2=False) -> ()"
 )
 def _(
     x: Tensor,
@@ -179,9 +203,10 @@ def _(
     residual: Tensor | None,
     gain: float,
     payload: Tensor,
+    l2: bool = False,
 ) -> None:
     _check_encode(x, segments, residual, gain, payload)
-    _quantize(bits, block_size)
+    _quantize(bits, block_size, scale="l2" if l2 else "max")
 
 
 @_define(
@@ -267,6 +292,64 @@ def _(
     _float(format, block_size)
 
 
+@_define(
+    "planes_encode(Tensor x, Tensor segments, int stream, int bits, int planes, int block_size, "
+    "Tensor(a!)? residual, float gain, Tensor(b!) payload) -> ()"
+)
+def _(
+    x: Tensor,
+    segments: Tensor,
+    _stream: int,
+    bits: int,
+    planes: int,
+    block_size: int,
+    residual: Tensor | None,
+    gain: float,
+    payload: Tensor,
+) -> None:
+    _check_encode(x, segments, residual, gain, payload)
+    _planes(bits, planes, block_size)
+
+
+@_define(
+    "planes_decode(Tensor payloads, Tensor segments, int bits, int planes, int block_size, "
+    "float divisor, bool accumulate, Tensor(a!) out) -> ()"
+)
+def _(
+    payloads: Tensor,
+    segments: Tensor,
+    bits: int,
+    planes: int,
+    block_size: int,
+    divisor: float,
+    _accumulate: bool,
+    out: Tensor,
+) -> None:
+    _check_decode(payloads, segments, divisor, out)
+    _planes(bits, planes, block_size)
+
+
+@_define(
+    "mixed_decode(Tensor[] payloads, Tensor segments, str[] formats, int[] block_sizes, "
+    "float divisor, bool accumulate, Tensor(a!) out) -> ()"
+)
+def _(
+    payloads: Sequence[Tensor],
+    segments: Tensor,
+    formats: Sequence[str],
+    block_sizes: Sequence[int],
+    divisor: float,
+    _accumulate: bool,
+    out: Tensor,
+) -> None:
+    if not len(payloads) == len(formats) == len(block_sizes):
+        found = f"{len(payloads)} payloads, {len(formats)} formats, {len(block_sizes)} block sizes"
+        raise SpecError("mixed_decode", found, "one format and one block size for each payload")
+    for payload, form, block_size in zip(payloads, formats, block_sizes, strict=True):
+        _check_decode(payload[None], segments, divisor, out)
+        mixed_spec(form, block_size)
+
+
 @_define("sparse_threshold(Tensor x, Tensor segments, Tensor? residual, float density) -> Tensor")
 def _(x: Tensor, segments: Tensor, residual: Tensor | None, density: float) -> Tensor:
     _check_tensor("x", x, torch.float32)
@@ -342,6 +425,9 @@ def _(x: Tensor, block_size: int, out: Tensor) -> None:
         raise SpecError("out", list(out.shape), f"{list(x.shape)}, as long as x")
 
 
+planes_encode = torch.ops.gradwire.planes_encode.default
+planes_decode = torch.ops.gradwire.planes_decode.default
+mixed_decode = torch.ops.gradwire.mixed_decode.default
 quantize_encode = torch.ops.gradwire.quantize_encode.default
 quantize_decode = torch.ops.gradwire.quantize_decode.default
 sign_encode = torch.ops.gradwire.sign_encode.default

@@ -311,11 +311,12 @@ def quantize_encode(
     residual: Tensor | None,
     gain: float,
     payload: Tensor,
+    l2: bool = False,
 ) -> None:
     """Round each value to a level, in fixed point of 16 bits (12 for 7 and 8).
 
     With `L = 2**(bits - 1) - 1` (1 bit: 0.5) and the block's largest magnitude
-    `m`, the level is `floor(v / m * L + u)`, `u` from `noise` or 1/2; the
+    (or its L2 norm) `m`, the level is `floor(v / m * L + u)`, `u` from `noise` or 1/2; the
     code adds `2**(bits - 1)` (1 bit: 1/2). The scale is `m / L`.
     """
     rows = ops.check_rows(segments, x, residual, block_size)
@@ -327,7 +328,8 @@ def quantize_encode(
 
     def encode(value: Tensor, row: Row) -> Encoded:
         v = blocks(value, block_size)
-        r = peaks(v, _HALF_RANGE if bits == 1 else _INFINITY)
+        measure = norms(v) if l2 else v
+        r = peaks(measure, _HALF_RANGE if bits == 1 else _INFINITY)
         scale, inverse = scale_to(r, largest)
         fixed = torch.round(torch.where(r.finite, v, 0) * r.lift * (inverse * one))
         if nearest:
@@ -383,6 +385,22 @@ def sum_blocks(values: Tensor) -> Tensor:
     lane = (total[:, 0] + total[:, 1]) + (total[:, 2] + total[:, 3])
     l0, l1, l2, l3, l4, l5, l6, l7 = lane.unbind(1)
     return ((l0 + l4) + (l2 + l6)) + ((l1 + l5) + (l3 + l7))
+
+
+def norms(values: Tensor) -> Tensor:
+    """Return the L2 norm of each row of `[blocks, size]`, `[blocks, 1]`.
+
+    Squares are summed of values times a power of two that takes the largest
+    to [1, 2), so that they neither overflow nor vanish.
+    """
+    peak = magnitude_bits(values).amax(1, keepdim=True)
+    exponent = (254 - (peak >> 23)).clamp(1, 253)
+    down, up = ((bits << 23).view(torch.float32) for bits in (exponent, 254 - exponent))
+    scaled = values * down
+    # In float64, as torch's square root of float32 may be off in the last bit.
+    root = sum_blocks(scaled * scaled)[:, None].double().sqrt().to(torch.float32)
+    norm = root * up
+    return torch.where(peak < _INFINITY, norm, torch.nan)
 
 
 def sign_encode(

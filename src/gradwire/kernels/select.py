@@ -11,11 +11,23 @@ import os
 from dataclasses import dataclass
 
 from gradwire.errors import BackendError, SpecError
-from gradwire.kernels import cpu, ops, reference, reference_float, reference_sparse
+from gradwire.kernels import (
+    cpu,
+    ops,
+    reference,
+    reference_float,
+    reference_planes,
+    reference_sparse,
+)
 
 BACKENDS = ("auto", "native", "reference")
 
-_MODULES = {"float": reference_float, "sparse": reference_sparse}
+_MODULES = {
+    "float": reference_float,
+    "mixed": reference_planes,
+    "planes": reference_planes,
+    "sparse": reference_sparse,
+}
 
 REFERENCE = {
     name: getattr(_MODULES.get(name.partition("_")[0], reference), name) for name in ops.names()

@@ -10,15 +10,17 @@ frees them with all that is in them; workers are killed with their parent.
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import Self
 
 from gradwire.errors import CommandError, SpecError
 from gradwire.lab.counters import InterfaceBytes
 from gradwire.lab.latency import DelayLine, LatencyBy, has_netem
+from gradwire.lab.launch import launched
 from gradwire.lab.line import HUB_ADDRESS, Line
 from gradwire.lab.namespace import Namespace, missing
 from gradwire.lab.playback import Playback
@@ -169,10 +171,24 @@ class Network:
         self._started += 1
         return Workers(
             command,
-            [os.environ | self._variables(r, port) | dict(environment or {}) for r in ranks],
+            [os.environ | self.variables(r, port) | dict(environment or {}) for r in ranks],
             [self._line(r).inside for r in ranks],
             self._nice,
         )
+
+    @contextlib.contextmanager
+    def entered(self, rank: int) -> Iterator[None]:
+        """Run the calling thread where a rank lives; what it starts stays there."""
+        with self._line(rank).inside.entered():
+            yield
+
+    def launched(self, command: Sequence[str]) -> list[str]:
+        """Return the command line that runs a command as a worker of this network.
+
+        To be started within `entered`, with `start_new_session`: it dies with
+        the thread that starts it, and has the workers' priority.
+        """
+        return launched(command, self._nice)
 
     def limit(self, rate_bytes_per_s: float, rank: int | None = None) -> None:
         """Set the rate of a line, or of all, while workers run.
@@ -246,7 +262,8 @@ class Network:
             line.connect(has_devices=self._delay_line is not None, netem_s=netem_s)
             line.limit(rate)
 
-    def _variables(self, rank: int, port: int) -> dict[str, str]:
+    def variables(self, rank: int, port: int = _FIRST_PORT) -> dict[str, str]:
+        """Return the environment of a rank: torchrun's, and Gloo on its line."""
         return {
             "MASTER_ADDR": self.address(0),
             "MASTER_PORT": str(port),

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from gradwire.report.model import DemoResult
     from gradwire.report.reading import as_bench, read_result
     from gradwire.report.results import BenchResult
+    from gradwire.report.sweep.html import sweep_html
+    from gradwire.report.sweep.text import sweep_text
     from gradwire.report.text import render_text
     from gradwire.report.timeline_page import timeline_html
 
@@ -35,6 +37,8 @@ _LOADED_ON_USE = {
     "read_result": "gradwire.report.reading",
     "render_html": "gradwire.report.html",
     "render_text": "gradwire.report.text",
+    "sweep_html": "gradwire.report.sweep.html",
+    "sweep_text": "gradwire.report.sweep.text",
     "timeline_html": "gradwire.report.timeline_page",
 }
 
@@ -56,5 +60,7 @@ __all__ = [
     "read_result",
     "render_html",
     "render_text",
+    "sweep_html",
+    "sweep_text",
     "timeline_html",
 ]

@@ -21,7 +21,10 @@ from gradwire.report.model import Family, MethodResult
 from gradwire.report.summary import Summary, smoothed_losses, training_times
 
 _INK = "#010203"
-_SERIES = [f"#0a0b{i:02x}" for i in range(1, 11)]
+PAGE = "#010204"
+"""Colour of the page itself, for text on coloured ground."""
+SERIES = [f"#0a0b{i:02x}" for i in range(1, 11)]
+"""Colours of lines; the page says what they look like on a light and on a dark ground."""
 _BY_FAMILY: dict[Family, tuple[int, ...]] = {
     "ddp": (0,),
     "hook": (1, 2, 5, 7),
@@ -30,16 +33,19 @@ _BY_FAMILY: dict[Family, tuple[int, ...]] = {
 }
 _PARTS = ["#0c0d01", "#0c0d02", "#0c0d03", "#0c0d04"]
 _VARIABLES = (
-    {_INK: "currentColor"}
-    | {colour: f"var(--series-{i})" for i, colour in enumerate(_SERIES)}
+    {_INK: "currentColor", PAGE: "var(--page)"}
+    | {colour: f"var(--series-{i})" for i, colour in enumerate(SERIES)}
     | {colour: f"var(--part-{i})" for i, colour in enumerate(_PARTS)}
 )
 _DASHES = [":", "--", "-.", "-", (0, (5, 1, 1, 1, 1, 1)), (0, (1, 1))]
+_LEGEND_HALF = 24
+"""Letters of a label that fit into half the width."""
+
 _TRAINING_LOSS = "Training loss, mean of 5 steps"
 MEGABYTES = "Sent by one rank, MB (logarithmic)"
 """Label of an axis of bytes."""
 
-_STYLE: dict[Any, Any] = {
+STYLE: dict[Any, Any] = {
     "svg.fonttype": "none",
     "svg.hashsalt": "gradwire",
     "font.family": "sans-serif",
@@ -55,6 +61,7 @@ _STYLE: dict[Any, Any] = {
     "grid.alpha": 0.15,
     "legend.frameon": False,
 }
+"""What every chart has in common; its ink becomes the page's."""
 
 
 class Curve(NamedTuple):
@@ -95,8 +102,8 @@ def step_breakdown(methods: Sequence[tuple[str, HasParts]]) -> str:
     Args:
         methods: Label and numbers of each, from top to bottom.
     """
-    with mpl.rc_context(_STYLE):
-        figure, axes = _axes(0.5 * len(methods) + 1.3, width=8.5)
+    with mpl.rc_context(STYLE):
+        figure, axes = new_axes(0.5 * len(methods) + 1.3, width=8.5)
         labels = [label for label, _ in methods]
         left = [0.0] * len(methods)
         for i, part in enumerate(PARTS):
@@ -107,7 +114,7 @@ def step_breakdown(methods: Sequence[tuple[str, HasParts]]) -> str:
         axes.grid(axis="y", visible=False)
         axes.set_xlabel("Medians of the parts of a step, ms")
         axes.legend(loc="lower center", bbox_to_anchor=(0.4, 1.0), ncols=4)
-        return _svg(figure, "Parts of a median step, as stacked bars; the table has the numbers")
+        return to_svg(figure, "Parts of a median step, as stacked bars; the table has the numbers")
 
 
 def draw_curves(
@@ -122,15 +129,16 @@ def draw_curves(
         log: Whether the horizontal axis is logarithmic.
         about: What sets this chart apart from others on its page.
     """
-    with mpl.rc_context(_STYLE):
-        figure, axes = _axes(3.1 + 0.2 * ((len(curves) + 1) // 2))
+    with mpl.rc_context(STYLE):
+        columns = 2 if max(len(curve.label) for curve in curves) <= _LEGEND_HALF else 1
+        figure, axes = new_axes(3.1 + 0.2 * -(-len(curves) // columns))
         made: Counter[Family] = Counter()
         for i, curve in enumerate(curves):
             pool = _BY_FAMILY[curve.family]
             axes.plot(
                 curve.xs,
                 curve.ys,
-                color=_SERIES[pool[made[curve.family] % len(pool)]],
+                color=SERIES[pool[made[curve.family] % len(pool)]],
                 linestyle=_DASHES[i % len(_DASHES)],
                 linewidth=2.5 if curve.family == "gradwire" else 1.5,
                 label=curve.label,
@@ -143,12 +151,13 @@ def draw_curves(
             axes.xaxis.set_minor_formatter(NullFormatter())
         axes.set_xlabel(xlabel)
         axes.set_ylabel(ylabel)
-        figure.legend(loc="outside lower center", ncols=2, handlelength=3)
+        figure.legend(loc="outside lower center", ncols=columns, handlelength=3)
         what = f"{ylabel} against {xlabel[0].lower()}{xlabel[1:]}, a line a method"
-        return _svg(figure, f"{what}; {about}" if about else what)
+        return to_svg(figure, f"{what}; {about}" if about else what)
 
 
-def _axes(height: float, width: float = 5.2) -> tuple[Figure, Axes]:
+def new_axes(height: float, width: float = 5.2) -> tuple[Figure, Axes]:
+    """Begin a chart; sizes in inches."""
     figure = Figure(figsize=(width, height), layout="constrained")
     axes = figure.add_subplot()
     axes.grid(visible=True)
@@ -156,8 +165,8 @@ def _axes(height: float, width: float = 5.2) -> tuple[Figure, Axes]:
     return figure, axes
 
 
-def _svg(figure: Figure, description: str) -> str:
-    """Render a figure with the page's variables in place of colours, and a description."""
+def to_svg(figure: Figure, description: str) -> str:
+    """Render a figure with the page's variables in place of its colours."""
     for axes in figure.axes:
         axes.patch.set_alpha(0)
     buffer = io.StringIO()

@@ -13,8 +13,9 @@ MAX_RANKS = 8
 """Ranks that are drawn unless the caller names others."""
 
 _LANES = ("compute", "codec", "link")
-_MAX_TRACKS = 6
+_MAX_TRACKS = 10
 _MAX_TICKS = 8
+_MAX_LEGEND = 12
 _LEAST_TEXT_PERCENT = 1.2
 _FIRST_HUE, _HUES = 215.0, 330.0
 _NO_LAYER = frozenset({"optimiser", "wait"})
@@ -62,6 +63,15 @@ class Drawing(NamedTuple):
     width_rem: float
     left_out: int
     description: str
+
+    @property
+    def legend(self) -> tuple[tuple[str, float], ...]:
+        """All layers where there are few, otherwise some of them at equal distances."""
+        last = len(self.layers) - 1
+        if last < _MAX_LEGEND:
+            return self.layers
+        places = (round(i * last / (_MAX_LEGEND - 1)) for i in range(_MAX_LEGEND))
+        return tuple(self.layers[place] for place in places)
 
 
 def draw_timeline(timeline: Timeline, ranks: Sequence[int] | None = None) -> Drawing:

@@ -18,8 +18,9 @@ class WideTable:
 
     Attributes:
         corner: Heading of the row headings.
-        columns: Headings; those in `bold` stand out.
-        rows: A heading, and as many texts as there are columns.
+        columns: Headings.
+        rows: A heading, and as many texts as there are columns; rows whose
+            heading is in `bold` stand out.
     """
 
     corner: str
@@ -48,16 +49,15 @@ class WideTable:
 
     def _width(self, column: int) -> int:
         words = max(len(word) for word in self.columns[column].split(" "))
-        return max(words, *(len(texts[column]) for _, texts in self.rows))
+        return max([words, *(len(texts[column]) for _, texts in self.rows)])
 
     def _table(self, block: list[int]) -> Table:
         table = Table()
         table.add_column(self.corner, no_wrap=True)
         for i in block:
-            style = "bold" if self.columns[i] in self.bold else ""
-            table.add_column(
-                self.columns[i], justify="right", style=style, min_width=self._width(i)
-            )
+            width = self._width(i)
+            table.add_column(self.columns[i], justify="right", min_width=width, max_width=width)
         for heading, texts in self.rows:
-            table.add_row(heading, *(texts[i] for i in block))
+            style = "bold" if heading in self.bold else ""
+            table.add_row(heading, *(texts[i] for i in block), style=style)
         return table

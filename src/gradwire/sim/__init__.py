@@ -15,6 +15,7 @@ from gradwire.sim.base import (
     Topology,
     Trace,
 )
+from gradwire.sim.crowd import crowded
 from gradwire.sim.run import EventSimulator, simulate
 
 __all__ = [
@@ -32,5 +33,6 @@ __all__ = [
     "Straggler",
     "Topology",
     "Trace",
+    "crowded",
     "simulate",
 ]

@@ -1,4 +1,4 @@
-"""Cluster, Simulator and Simulation: what is simulated, by what, and what comes out."""
+"""Cluster, Simulator, Simulation: what is simulated, and what comes of it."""
 
 from __future__ import annotations
 
@@ -261,5 +261,6 @@ class Simulator(Protocol):
                 gradient only.
             bucket_bytes: Size at which DDP closes a bucket.
             collective: How bytes travel. `direct` is gradwire's own exchange;
-                `ring` is Gloo's and NCCL's all-reduce.
+                `ring` is Gloo's and NCCL's all-reduce, which plain DDP and its
+                hooks use, and gradwire for plan `none` with two ranks.
         """

@@ -37,7 +37,7 @@ def ring_all_reduce_s(num_bytes: float, ranks: int, link: LinkSpeed) -> float:
 
 
 def ring_all_gather_s(num_bytes: float, ranks: int, link: LinkSpeed) -> float:
-    """Return `N - 1` messages of a chunk of the gathered tensor; also a reduce-scatter.
+    """Return `N - 1` messages of a chunk of the tensor; also a reduce-scatter.
 
     Example:
         >>> ring_all_gather_s(400.0, 4, LinkSpeed(0.5, 100.0))
@@ -112,8 +112,8 @@ def chain_broadcast_s(num_bytes: float, ranks: int, link: LinkSpeed, chunks: int
     """Return one rank's tensor passed on from neighbour to neighbour in chunks.
 
     Example:
-        >>> chain_broadcast_s(100.0, 4, LinkSpeed(0.0, 100.0), chunks=10)
-        1.2
+        >>> chain_broadcast_s(100.0, 4, LinkSpeed(0.0, 100.0), chunks=8)
+        1.25
     """
     return (ranks - 2 + chunks) * message_s(num_bytes / chunks, link)
 

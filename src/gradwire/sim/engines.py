@@ -3,92 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Callable
 from itertools import pairwise
-from typing import Protocol, TypeVar
+from typing import Protocol
 
-from gradwire.hardware import Hardware
-from gradwire.sim.events import EventQueue
 from gradwire.sim.lanes import Done, Rank
-from gradwire.sim.reductions import Reduction, Reductions
-from gradwire.sim.transport import Transport
-from gradwire.timeline import Kind
-from gradwire.workload import Workload, gradient_bytes
-
-T = TypeVar("T")
-
-_COPY_PASSES = 2.0
-"""A copy reads and writes."""
-
-
-@dataclass(frozen=True, slots=True)
-class Step:
-    """What all ranks of a simulated step share.
-
-    Attributes:
-        stands_for_all: Whether there is one rank only, which works as long as
-            the busiest one would.
-        bucket_bytes: Size at which DDP closes a bucket.
-        chunk_bytes: Largest piece, as float32, in which the overlap engine sends.
-    """
-
-    queue: EventQueue
-    workload: Workload
-    hardware: Hardware
-    reductions: Reductions
-    transport: Transport
-    stands_for_all: bool
-    bucket_bytes: int
-    chunk_bytes: int
-
-    def reduce(self, rank: Rank, reduction: Reduction, done: Done, priority: int = 0) -> None:
-        """Take a reduction of a rank from stage to stage, and call `done` at its end."""
-        _Run(self, rank, reduction, done, priority).work(0)
-
-    def copy_s(self, num_bytes: int) -> float:
-        """Return the time of copying gradients into a bucket, or out of it."""
-        return _COPY_PASSES * num_bytes / self.hardware.device.copy_bytes_per_s
-
-
-class _Run:
-    """One reduction of one rank under way."""
-
-    def __init__(
-        self, step: Step, rank: Rank, reduction: Reduction, done: Done, priority: int
-    ) -> None:
-        self._step = step
-        self._rank = rank
-        self._reduction = reduction
-        self._done = done
-        self._priority = priority
-
-    def work(self, index: int) -> None:
-        """Encode or decode, then send."""
-        number = None if self._step.stands_for_all else self._rank.number
-        work_s = self._reduction.work_s(index, number)
-        if index == 0 and self._reduction.is_inline:
-            work_s = 0.0  # done by the thread that runs backward
-        if work_s > 0:
-            kind: Kind = "encode" if index == 0 else "decode"
-            self._rank.encode(kind, self._reduction.name, work_s, lambda: self._send(index))
-        else:
-            self._send(index)
-
-    def _send(self, index: int) -> None:
-        phase = self._reduction.stages[index].phase
-        if phase is None:
-            self._done()
-            return
-        start_s, rank = self._step.queue.now_s, self._rank
-
-        def arrived() -> None:
-            num_bytes = round(phase.sent_bytes(rank.number))
-            rank.record("transfer", self._reduction.name, start_s, num_bytes, self._reduction.bits)
-            self.work(index + 1)
-
-        key = self._reduction.name, index
-        self._step.transport.post(rank.number, key, phase, arrived, self._priority)
+from gradwire.sim.stages import Reduction
+from gradwire.sim.step import Latch, Step, each
+from gradwire.workload import gradient_bytes
 
 
 class Engine(Protocol):
@@ -96,58 +18,6 @@ class Engine(Protocol):
 
     def run(self, rank: Rank, ended: Done) -> None:
         """Start a rank's step, and call `ended` at its end."""
-
-
-class Latch:
-    """Something that is waited for by at most one.
-
-    Args:
-        count: How many things have to happen.
-
-    Example:
-        >>> latch, seen = Latch(2), []
-        >>> latch.wait(lambda: seen.append("over"))
-        >>> latch.count_down(); latch.count_down()
-        >>> seen
-        ['over']
-    """
-
-    def __init__(self, count: int) -> None:
-        self._count = count
-        self._waiter: Done | None = None
-
-    def count_down(self) -> None:
-        """Say that one thing has happened."""
-        self._count -= 1
-        if self._count == 0 and self._waiter is not None:
-            self._waiter()
-
-    def wait(self, then: Done) -> None:
-        """Call `then` once everything has happened."""
-        if self._count <= 0:
-            then()
-        else:
-            self._waiter = then
-
-
-def each(items: Iterable[T], act: Callable[[T, Done], None], then: Done) -> None:
-    """Act on one item after the other, each at the end of the one before.
-
-    Example:
-        >>> each("ab", lambda item, go_on: (print(item), go_on()), lambda: print("over"))
-        a
-        b
-        over
-    """
-    iterator = iter(items)
-
-    def go_on() -> None:
-        for item in iterator:
-            act(item, go_on)
-            return
-        then()
-
-    go_on()
 
 
 class Ddp:
@@ -200,21 +70,25 @@ class Ddp:
         )
 
     def _launch(self, rank: Rank, layer: int, arrived: list[Latch], go_on: Done) -> None:
+        """Start the reductions of full buckets, and go on with backward."""
         ready = [(b, r) for b in self._ready.get(layer, ()) for r in self._reduced[b]]
 
-        def start(item: tuple[int, Reduction], then: Done) -> None:
+        def inline(item: tuple[int, Reduction], then: Done) -> None:
             bucket, reduction = item
 
-            def launch() -> None:
-                self._step.reduce(rank, reduction, arrived[bucket].count_down)
+            def encoded() -> None:
+                self._step.reduce_encoded(rank, reduction, arrived[bucket].count_down)
                 then()
 
-            if reduction.is_inline and reduction.stages[0].work_s:
-                rank.inline(reduction.name, reduction.stages[0].work_s, launch)
-            else:
-                launch()
+            rank.inline(reduction.name, reduction.work_s(0, None), encoded)
 
-        each(ready, start, go_on)
+        def beside() -> None:
+            go_on()  # first, so that the codec finds backward running
+            for bucket, reduction in ready:
+                if not reduction.is_inline:
+                    self._step.reduce(rank, reduction, arrived[bucket].count_down)
+
+        each([item for item in ready if item[1].is_inline], inline, beside)
 
     def _collect(self, rank: Rank, arrived: list[Latch], ended: Done) -> None:
         queue, start_s = self._step.queue, self._step.queue.now_s
@@ -255,9 +129,9 @@ class Fsdp:
 
         def run_back(index: int, go_on: Done) -> None:
             def scatter() -> None:
+                go_on()
                 for reduction in self._scattered[index]:
                     step.reduce(rank, reduction, scattered.count_down)
-                go_on()
 
             layer = layers[index]
             rank.compute("backward", layer.name, layer.backward_s, scatter)
@@ -347,9 +221,9 @@ class Overlap:
 
         def back(index: int, go_on: Done) -> None:
             def launch() -> None:
+                go_on()
                 for chunk in self._reduced[index]:
                     step.reduce(rank, chunk, arrived[index].count_down, index)
-                go_on()
 
             rank.compute("backward", layers[index].name, layers[index].backward_s, launch)
 

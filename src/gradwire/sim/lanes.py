@@ -25,14 +25,21 @@ class Lane:
     Args:
         queue: The clock.
         record: Told of everything that is done.
+        begun: Told how long each job takes when it begins.
 
     Attributes:
         late_s: What the job under way has been held up by others since.
         kind: What it is doing; None for nothing.
     """
 
-    def __init__(self, queue: EventQueue, record: Callable[[Kind, str, float], None]) -> None:
+    def __init__(
+        self,
+        queue: EventQueue,
+        record: Callable[[Kind, str, float], None],
+        begun: Callable[[float], None] | None = None,
+    ) -> None:
         self._queue = queue
+        self._begun = begun
         self._record = record
         self._jobs: deque[_Job] = deque()
         self.late_s = 0.0
@@ -48,6 +55,8 @@ class Lane:
         job = self._jobs.popleft()
         self.kind, self.late_s = job.kind, 0.0
         start_s = self._queue.now_s
+        if self._begun is not None:
+            self._begun(job.duration_s)
 
         def end() -> None:
             if self.late_s > 0:
@@ -82,7 +91,7 @@ class Rank:
         self._slowdown = slowdown
         self._interference = interference
         self._compute = Lane(queue, self.record)
-        self._codec = Lane(queue, self.record)
+        self._codec = Lane(queue, self.record, self._hold_up)
 
     def record(
         self,
@@ -106,7 +115,10 @@ class Rank:
         self._compute.run("encode", layer, duration_s, then)
 
     def encode(self, kind: Kind, layer: str, duration_s: float, then: Done) -> None:
-        """Encode or decode beside the computation, which falls behind by a share of it."""
+        """Encode or decode beside the computation."""
+        self._codec.run(kind, layer, duration_s, then)
+
+    def _hold_up(self, duration_s: float) -> None:
+        """Let a backward pass that runs beside the codec fall behind."""
         if self._compute.kind == "backward":
             self._compute.late_s += self._interference * duration_s
-        self._codec.run(kind, layer, duration_s, then)

@@ -17,7 +17,7 @@ Path = tuple[tuple[int, float], ...]
 def max_min(
     paths: Sequence[Path], rates: Mapping[int, float], priorities: Sequence[int] | None = None
 ) -> list[float]:
-    """Return the rate of each flow: no rate can grow except at the cost of a smaller one.
+    """Return each flow's rate: none can grow but at the cost of a smaller one.
 
     Progressive filling: all rates grow alike until a link is full, whose flows
     then keep theirs. A link's share only grows as others fill up, so a heap of

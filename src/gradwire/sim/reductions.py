@@ -1,13 +1,12 @@
-"""Reductions: the work and the messages between a gradient and its mean."""
+"""Reductions: turns a plan's buckets into work and messages."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import NamedTuple
+from dataclasses import replace
 
 from gradwire.errors import SpecError
-from gradwire.hardware import Hardware, Line
+from gradwire.hardware import Hardware
 from gradwire.layout import shard, shard_numels
 from gradwire.plan import Assignment, Parameter
 from gradwire.sim.base import Cluster, Collective
@@ -20,9 +19,11 @@ from gradwire.sim.schedules import (
     tree_all_gather,
     tree_all_reduce,
 )
+from gradwire.sim.stages import Reduction, Speeds, Stage
 from gradwire.spec import (
     FLOAT_BYTES,
     AllReduce,
+    Broadcast,
     CodecSpec,
     Entry,
     Float,
@@ -34,65 +35,6 @@ from gradwire.spec import (
 from gradwire.workload import gradient_bytes
 
 _ITEM_BYTES = 4
-_ENCODE_PASSES = 3.0
-"""Bytes moved for each byte of float32: gradient and residual read, residual written."""
-_DECODE_PASSES = 1.25
-"""The same in decoding: the payload is read, values are written."""
-
-
-class Stage(NamedTuple):
-    """Work of the codec, and what is sent when it is done.
-
-    Attributes:
-        work_s: Work that is the same on every rank.
-        shard_s: Work for each byte of the shard that a rank owns.
-        phase: None at the end.
-    """
-
-    work_s: float
-    shard_s: float
-    phase: Phase | None
-
-
-@dataclass(frozen=True, slots=True)
-class Reduction:
-    """The parameters of a bucket that share a reducer, on their way.
-
-    Attributes:
-        name: Unique in the step.
-        stages: In order; the last one sends nothing.
-        shard_bytes: By rank, float32 bytes of its shard; empty where all are alike.
-        bits: Bits on the wire for each value.
-        is_inline: Whether the first work is done by the thread that runs
-            backward, as PyTorch's hooks do it.
-    """
-
-    name: str
-    stages: tuple[Stage, ...]
-    shard_bytes: tuple[float, ...] = ()
-    bits: float | None = None
-    is_inline: bool = False
-
-    def work_s(self, index: int, rank: int | None) -> float:
-        """Return the codec's time in a stage; of the busiest rank for None."""
-        stage = self.stages[index]
-        if not stage.shard_s or not self.shard_bytes:
-            return stage.work_s
-        own = max(self.shard_bytes) if rank is None else self.shard_bytes[rank]
-        return stage.work_s + stage.shard_s * own
-
-    def renamed(self, purpose: str) -> Reduction:
-        """Return the same under a name for each time that it happens."""
-        return replace(self, name=f"{self.name} {purpose}")
-
-    def chunks(self, count: int) -> list[Reduction]:
-        """Cut it into chunks of the same size, which travel one by one."""
-        part = 1 / count
-        stages = tuple(
-            Stage(s.work_s * part, s.shard_s * part, s.phase and s.phase.scaled(part))
-            for s in self.stages
-        )
-        return [replace(self, name=f"{self.name}/{i}", stages=stages) for i in range(count)]
 
 
 class Reductions:
@@ -152,7 +94,8 @@ class Reductions:
         """Return reductions that end with the mean of each rank's own shard.
 
         Raises:
-            SpecError: A reducer does not work by shards.
+            SpecError: A reducer, or the way its bytes travel, does not work by
+                shards of all ranks.
         """
         return [self._scattered(r) for r in self.of(f"{name} gradient", parameters)]
 
@@ -160,9 +103,9 @@ class Reductions:
         first = whole.stages[0].phase
         if isinstance(first, Ring) and first.laps > 1:
             first = replace(first, laps=1)
-        elif not (isinstance(first, Exchange) and first.is_to_owner):
+        elif not (isinstance(first, Exchange) and first.is_to_owner and len(first.groups) == 1):
             raise SpecError("reducer", whole.name, "one that works by shards, as fsdp needs it")
-        decode = whole.stages[1]._replace(phase=None)
+        decode = whole.stages[1]._replace(phase=None, again_s=0.0)
         return replace(whole, stages=(whole.stages[0]._replace(phase=first), decode))
 
     def _reduction(self, name: str, reducer: ReducerSpec, entries: list[Entry]) -> Reduction:
@@ -175,8 +118,10 @@ class Reductions:
                 return self._two_phase(name, reducer, entries)
             case LowRank():
                 return self._low_rank(name, reducer, entries)
-            case _:
+            case Broadcast():
                 return self._broadcast(name, reducer, entries)
+            case _:
+                raise SpecError("reducer", reducer.id, "one that can be simulated")
 
     def _summed(self, numel: int, item_bytes: int) -> tuple[list[Phase], tuple[float, ...]]:
         """Return the phases of a sum of plain values, and each rank's shard of them."""
@@ -228,8 +173,9 @@ class Reductions:
             Stage(encode.fixed_s * calls + total * encode.s_per_byte, 0.0, self._spread(sizes)),
             Stage(
                 decode.fixed_s + again.fixed_s,
-                self._ranks * decode.s_per_byte + again.s_per_byte,
+                self._ranks * decode.s_per_byte,
                 self._gather(means),
+                again.s_per_byte,
             ),
             Stage(last.fixed_s * calls + total * last.s_per_byte, 0.0, None),
         )
@@ -240,12 +186,11 @@ class Reductions:
     def _spread(self, sizes: tuple[float, ...]) -> Exchange:
         return Exchange(groups=self._world, sizes=sizes)
 
-    def _broadcast(self, name: str, reducer: ReducerSpec, entries: list[Entry]) -> Reduction:
+    def _broadcast(self, name: str, reducer: Broadcast, entries: list[Entry]) -> Reduction:
         sent = [reducer.transfers(entries, self._ranks, r)[0] for r in self._alike(reducer)]
         sizes = [t.sent_bytes / (self._ranks - 1) for t in sent]
         sizes *= self._ranks // len(sizes)
-        codec = getattr(reducer, "codec", None)
-        encode, decode = self._speeds.of(codec_name(codec) if codec else reducer.id)
+        encode, decode = self._speeds.of(codec_name(reducer.codec))
         total = _ITEM_BYTES * sum(e.numel for e in entries)
         stages = (
             Stage(encode.time_s(total), 0.0, self._gather(tuple(sizes))),
@@ -253,7 +198,7 @@ class Reductions:
         )
         return Reduction(name, stages, (), 8 * _ITEM_BYTES * max(sizes) / total)
 
-    def _alike(self, reducer: ReducerSpec) -> range:
+    def _alike(self, reducer: Broadcast) -> range:
         """Return the ranks whose messages differ: one where all have the same codec."""
         return range(self._ranks if getattr(reducer, "senders", None) else 1)
 
@@ -301,42 +246,6 @@ class Reductions:
             Stage(0.0, 0.0, None),
         )
         return Reduction(name, stages, within, 8.0 * sum(between) / numel)
-
-
-class Speeds:
-    """Times of encoding and decoding: as measured, or else as fast as memory allows.
-
-    Args:
-        hardware: Measured lines, and the speed of a plain copy.
-
-    Example:
-        >>> from gradwire.hardware import Device, LinkSpeed
-        >>> speed = LinkSpeed(0.0, 1e9)
-        >>> device = Device(copy_bytes_per_s=3e9)
-        >>> Speeds(Hardware(device, {}, speed, speed)).of("int4")[0].time_s(1e9)
-        1.0
-    """
-
-    def __init__(self, hardware: Hardware) -> None:
-        self._kernels = hardware.kernels
-        self._device = hardware.device
-
-    def of(self, name: str) -> tuple[Line, Line]:
-        """Return the lines of encoding and decoding over bytes of float32."""
-        encode, decode = (
-            self._kernels.get(f"{step} {name}", self._estimate(passes))
-            for step, passes in (("encode", _ENCODE_PASSES), ("decode", _DECODE_PASSES))
-        )
-        return encode, decode
-
-    def _estimate(self, passes: float) -> Line:
-        return Line(self._device.launch_s, passes / self._device.copy_bytes_per_s)
-
-    @property
-    def sum_s_per_byte(self) -> float:
-        """Time of adding a byte of float32 to a sum."""
-        line = self._kernels.get("decode none")
-        return line.s_per_byte if line else 2 / self._device.copy_bytes_per_s
 
 
 def _sizes(codec: CodecSpec, numels: Sequence[Sequence[int]]) -> tuple[float, ...]:

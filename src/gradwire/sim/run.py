@@ -11,7 +11,6 @@ from typing import Literal
 from gradwire.errors import SpecError
 from gradwire.hardware import Hardware
 from gradwire.plan import Plan
-from gradwire.sim import engines
 from gradwire.sim.base import (
     COLLECTIVES,
     ENGINES,
@@ -21,17 +20,15 @@ from gradwire.sim.base import (
     Simulation,
     Simulator,
 )
+from gradwire.sim.engines import Ddp, Fsdp, Overlap
+from gradwire.sim.engines import Engine as Runner
 from gradwire.sim.events import EventQueue
+from gradwire.sim.gate import Limits
 from gradwire.sim.lanes import Rank
+from gradwire.sim.messages import MessageTransport
 from gradwire.sim.reductions import Reductions
-from gradwire.sim.transport import (
-    AlikeTransport,
-    BulkTransport,
-    Limits,
-    MessageTransport,
-    Transport,
-    Wiring,
-)
+from gradwire.sim.step import Step
+from gradwire.sim.transport import AlikeTransport, BulkTransport, Transport, Wiring
 from gradwire.spec import check_whole
 from gradwire.timeline import Timeline
 from gradwire.workload import BUCKET_BYTES, Workload
@@ -48,13 +45,13 @@ IN_FLIGHT_BYTES = 4 << 20
 _GLOO_THREADS = 2
 """Collectives that Gloo runs at once. Source: ProcessGroupGloo.hpp, Options::threads."""
 
-_FEW_RANKS = 16
+_FEW_RANKS = 8
 """So many ranks are simulated message by message unless told otherwise."""
 
-_ENGINES: dict[Engine, Callable[[engines.Step], engines.Engine]] = {
-    "ddp": engines.Ddp,
-    "fsdp": engines.Fsdp,
-    "overlap": engines.Overlap,
+_ENGINES: dict[Engine, Callable[[Step], Runner]] = {
+    "ddp": Ddp,
+    "fsdp": Fsdp,
+    "overlap": Overlap,
 }
 
 
@@ -111,30 +108,17 @@ class EventSimulator:
         wiring = Wiring(queue, cluster, hardware)
         transport = self._transport(wiring, self._limits(engine, hardware, collective))
         assignments = plan.assign(workload.parameters, cluster.ranks)
-        reductions = Reductions(assignments, hardware, cluster, collective)
-        stands_for_all = self.detail == "alike"
-        step = engines.Step(
-            queue,
-            workload,
-            hardware,
-            reductions,
-            transport,
-            stands_for_all,
-            bucket_bytes,
-            self.chunk_bytes,
+        step = Step(
+            queue=queue,
+            workload=workload,
+            hardware=hardware,
+            reductions=Reductions(assignments, hardware, cluster, collective),
+            transport=transport,
+            stands_for_all=self.detail == "alike",
+            bucket_bytes=bucket_bytes,
+            chunk_bytes=self.chunk_bytes,
         )
-        runner = _ENGINES[engine](step)
-        slowdowns = cluster.slowdowns()[: 1 if stands_for_all else None]
-        chi = hardware.device.interference
-        ranks = [Rank(n, queue, factor, chi) for n, factor in enumerate(slowdowns)]
-        ends = []
-        with _uncollected():
-            for rank in ranks:
-                runner.run(rank, lambda: ends.append(queue.now_s))
-            queue.run()
-        assert len(ends) == len(ranks), "every rank comes to the end of its step"
-        spans = tuple(span for rank in ranks for span in rank.spans)
-        timeline = Timeline(spans, max(ends))
+        timeline = _run(step, _ENGINES[engine](step), cluster)
         return Simulation(timeline, transport.link_bytes, queue.processed, cluster.ranks)
 
     def _limits(self, engine: Engine, hardware: Hardware, collective: Collective) -> Limits:
@@ -143,12 +127,11 @@ class EventSimulator:
         A back end runs its own collectives in order; gradwire's exchanges
         follow each other on each connection.
         """
-        if engine == "overlap":
-            return Limits(in_flight_bytes=self.in_flight_bytes)
-        if collective == "ring":
-            return Limits(phases=_GLOO_THREADS if hardware.device.kind == "cpu" else 1)
         is_in_order = self.detail != "messages" and collective != "hierarchical"
-        return Limits(phases=1 if is_in_order else None)
+        if collective == "ring" and engine != "overlap":
+            return Limits(_GLOO_THREADS if hardware.device.kind == "cpu" else 1)
+        credit = self.in_flight_bytes if engine == "overlap" else None
+        return Limits(1 if is_in_order else None, credit)
 
     def _transport(self, wiring: Wiring, limits: Limits) -> Transport:
         match self.detail:
@@ -158,6 +141,20 @@ class EventSimulator:
                 return BulkTransport(wiring, limits, wiring.cluster.ranks)
             case "alike":
                 return AlikeTransport(wiring, limits)
+
+
+def _run(step: Step, engine: Runner, cluster: Cluster) -> Timeline:
+    """Run all ranks, or the one that stands for them, to the end of the step."""
+    queue, chi = step.queue, step.hardware.device.interference
+    slowdowns = cluster.slowdowns()[: 1 if step.stands_for_all else None]
+    ranks = [Rank(n, queue, factor, chi) for n, factor in enumerate(slowdowns)]
+    ends: list[float] = []
+    with _uncollected():
+        for rank in ranks:
+            engine.run(rank, lambda: ends.append(queue.now_s))
+        queue.run()
+    assert len(ends) == len(ranks), "every rank comes to the end of its step"
+    return Timeline(tuple(span for rank in ranks for span in rank.spans), max(ends))
 
 
 @contextmanager

@@ -131,7 +131,8 @@ class Exchange(Phase):
         """By rank, how many ranks its group has and how much they own."""
         found = {}
         for group in self.groups:
-            owned = len(group), sum(self.sizes[r] for r in group)
+            sizes = self.sizes if len(self.groups) == 1 else [self.sizes[r] for r in group]
+            owned = len(group), sum(sizes)
             found.update(dict.fromkeys(group, owned))
         return found
 
@@ -275,7 +276,7 @@ def unicast_broadcast(ranks: Sequence[int], num_bytes: float) -> Rounds:
 
 
 def chain_broadcast(ranks: Sequence[int], num_bytes: float, chunks: int = 1) -> Rounds:
-    """Send from the first rank from neighbour to neighbour, one chunk after the other.
+    """Send from the first rank from neighbour to neighbour, chunk by chunk.
 
     Example:
         >>> [len(messages) for messages in chain_broadcast(range(3), 10.0, chunks=2).rounds]

@@ -8,6 +8,7 @@ same spec, so they cannot disagree.
 
 from __future__ import annotations
 
+from gradwire.spec.adaptive import LEVELS, Adaptive
 from gradwire.spec.base import (
     CODEC_SPECS,
     REDUCER_SPECS,
@@ -19,6 +20,7 @@ from gradwire.spec.base import (
 from gradwire.spec.codecs import (
     FLOAT_BYTES,
     MAX_BITS,
+    BitPlanes,
     Float,
     FloatFormat,
     Quantize,
@@ -41,10 +43,13 @@ from gradwire.spec.reducers import (
 __all__ = [
     "CODEC_SPECS",
     "FLOAT_BYTES",
+    "LEVELS",
     "MAX_BITS",
     "MAX_STRETCH",
     "REDUCER_SPECS",
+    "Adaptive",
     "AllReduce",
+    "BitPlanes",
     "Broadcast",
     "CodecSpec",
     "Entry",

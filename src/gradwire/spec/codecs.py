@@ -76,6 +76,10 @@ class Float:
 class Quantize:
     """Whole-number levels of 1 to 8 bits, scaled by each block's largest magnitude.
 
+    With `scale="l2"` they are scaled by the block's L2 norm, as in QSGD: most
+    levels then go unused, and the error is many times larger. It is here for
+    comparisons.
+
     Example:
         >>> Quantize(bits=4).num_bytes([1024])
         528
@@ -85,11 +89,16 @@ class Quantize:
     bits: int
     block_size: int = 256
     rounding: Literal["stochastic", "nearest"] = "stochastic"
+    scale: Literal["max", "l2"] = "max"
 
     def __post_init__(self) -> None:
         check_whole("Quantize.bits", self.bits, 1, MAX_BITS)
         if self.rounding not in ("stochastic", "nearest"):
             raise SpecError("Quantize.rounding", self.rounding, "one of: stochastic, nearest")
+        if self.scale not in ("max", "l2"):
+            raise SpecError("Quantize.scale", self.scale, "one of: max, l2")
+        if self.scale == "l2" and self.bits == 1:
+            raise SpecError("Quantize.bits", 1, "at least 2 with scale='l2': a sign and a level")
         _check_block_size("Quantize", self.block_size)
 
     @property
@@ -98,13 +107,63 @@ class Quantize:
 
         Stochastic levels -1, 0, 1 lose 1.4 times the square of normally
         distributed values (blocks of 256), the two levels of 1 bit still more.
+        Nearest levels of a norm may all be 0, and then all is lost.
+
+        Source:
+            With `d` values in a block and `s` levels on a side of 0, levels of
+            the norm lose at most `min(d / s**2, sqrt(d) / s)` of the square:
+            lemma 3.1 of QSGD (Alistarh et al., NeurIPS 2017).
         """
+        if self.scale == "l2":
+            levels = 2 ** (self.bits - 1) - 1
+            return self.rounding == "stochastic" and self.block_size < levels**2
         return self.bits > 2 or (self.bits, self.rounding) == (2, "nearest")  # noqa: PLR2004 - above
 
     def num_bytes(self, numels: Sequence[int]) -> int:
         """Size of the payload: one float32 scale a block, then packed codes."""
         codes = sum(packed_bytes(n, self.bits) for n in numels)
         return _scale_bytes(numels, self.block_size) + align(codes)
+
+
+@CODEC_SPECS.register("bit_planes")
+@dataclass(frozen=True, slots=True)
+class BitPlanes:
+    """The bits of levels plane by plane, the most significant first.
+
+    A payload names the number of its planes in a header, then come scales,
+    signs and magnitudes from the top bit down. Its beginning is itself a
+    payload of fewer planes, so a sender may stop early: all receivers use the
+    planes that were announced, and the residual keeps the rest.
+
+    Attributes:
+        bits: Of the levels that are cut into planes: a sign and magnitude.
+        planes: How many there is room for, signs included.
+
+    Example:
+        >>> BitPlanes(8, 4).num_bytes([1024])
+        544
+    """
+
+    id: ClassVar[str] = "bit_planes"
+    bits: int = MAX_BITS
+    planes: int = MAX_BITS
+    block_size: int = 256
+
+    def __post_init__(self) -> None:
+        check_whole("BitPlanes.bits", self.bits, 2, MAX_BITS)
+        check_whole("BitPlanes.planes", self.planes, 2, self.bits)
+        _check_block_size("BitPlanes", self.block_size)
+
+    def num_bytes(self, numels: Sequence[int]) -> int:
+        """Size of the payload: header, scales, and a section for each plane."""
+        return self.prefix_bytes(numels, self.planes)
+
+    def prefix_bytes(self, numels: Sequence[int], planes: int) -> int:
+        """Size of the beginning of a payload that holds its first planes."""
+        if not sum(numels):
+            return 0
+        plane = align(sum(packed_bytes(n, 1) for n in numels))
+        return ALIGNMENT + _scale_bytes(numels, self.block_size) + planes * plane
 
 
 @CODEC_SPECS.register("sign")

@@ -20,9 +20,14 @@ def to_dict(spec: CodecSpec | ReducerSpec) -> dict[str, Any]:
     """
     out: dict[str, Any] = {"id": spec.id}
     for field in fields(spec):  # type: ignore[arg-type]
-        value = getattr(spec, field.name)
-        out[field.name] = to_dict(value) if isinstance(value, CodecSpec) else value
+        out[field.name] = _plain(getattr(spec, field.name))
     return out
+
+
+def _plain(value: object) -> object:
+    if isinstance(value, CodecSpec):
+        return to_dict(value)
+    return [_plain(item) for item in value] if isinstance(value, tuple) else value
 
 
 def reducer_from_dict(data: dict[str, Any]) -> ReducerSpec:
@@ -52,6 +57,8 @@ def _from_dict(registry: Registry[type[Any]], data: dict[str, Any]) -> Any:  # n
     for name in ("codec", "second"):
         if values.get(name) is not None:
             values[name] = _from_dict(CODEC_SPECS, values[name])
+    if isinstance(values.get("senders"), list):
+        values["senders"] = tuple(_from_dict(CODEC_SPECS, v) for v in values["senders"])
     try:
         return cls(**values)
     except TypeError as error:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import fields
-from typing import Any
+from typing import Any, Literal
 
 from gradwire.errors import SpecError, UnknownIdError
 from gradwire.spec.base import CodecSpec, ReducerSpec
-from gradwire.spec.codecs import MAX_BITS, Float, FloatFormat, Quantize, Sign, Sparse
+from gradwire.spec.codecs import MAX_BITS, BitPlanes, Float, FloatFormat, Quantize, Sign, Sparse
 from gradwire.spec.reducers import AllReduce, Broadcast, LowRank, TwoPhase
 
 _DENSE = ("float32", "bfloat16")
@@ -18,9 +18,17 @@ _FLOATS: dict[str, FloatFormat] = {
     "fp8": "float8_e4m3",
     "fp8_e5m2": "float8_e5m2",
 }
+_SELECTIONS: dict[str, Literal["threshold", "exact", "random"]] = {
+    "topk": "exact",
+    "threshold": "threshold",
+    "random_k": "random",
+}
+_QSGD = {f"qsgd{bits}" for bits in range(2, MAX_BITS + 1)}
+_PLANES = {f"planes{bits}" for bits in range(2, MAX_BITS + 1)}
 _SHORT_FORMS = (
     *("none", "bf16", "fp16", "fp8", "fp8_e5m2"),
     *(f"int{bits}" for bits in range(MAX_BITS, 0, -1)),
+    *("qsgd4[:block_size]", "planes8[:planes]"),
     *("sign", "topk[:density]", "threshold[:density]", "random_k[:density]", "low_rank[:rank]"),
 )
 
@@ -33,6 +41,9 @@ def parse_reducer(text: str) -> ReducerSpec:
             `threshold`, `random_k`, `low_rank`; the last four take a number
             after a colon (`topk:0.001`, `low_rank:4`). `@broadcast` or
             `@two_phase` at the end chooses the reducer: `int4@broadcast`.
+            `qsgd2` ... `qsgd8` are QSGD as published: L2 norms of blocks of
+            512 (or the number after a colon), by broadcast and without
+            feedback. `planes8:4` sends the first 4 bit planes of 8.
             `int2` rounds to nearest and `int1` has no feedback, for with
             stochastic rounding their residuals would grow without end.
 
@@ -56,7 +67,9 @@ def parse_reducer(text: str) -> ReducerSpec:
     if form in ("none", "bf16") and not how:
         return AllReduce("float32" if name == "none" else "bfloat16")
     codec = _parse_codec(text, name, number)
-    reducer = how or ("broadcast" if isinstance(codec, Sparse) else "two_phase")
+    is_qsgd = isinstance(codec, Quantize) and codec.scale == "l2"
+    usual = "broadcast" if is_qsgd or isinstance(codec, (Sparse, BitPlanes)) else "two_phase"
+    reducer = how or usual
     if reducer not in ("broadcast", "two_phase"):
         raise UnknownIdError("reducer", reducer, ["broadcast", "two_phase"])
     feedback = _wants_feedback(codec)
@@ -68,7 +81,7 @@ def _wants_feedback(codec: CodecSpec) -> bool:
         case Float():
             return codec.format not in _DENSE
         case Quantize():
-            return codec.is_contraction
+            return codec.is_contraction and codec.scale == "max"
         case _:
             return True
 
@@ -80,13 +93,20 @@ def _parse_codec(text: str, name: str, number: str) -> CodecSpec:
         return Sign()
     if name.startswith("int") and name[3:].isdecimal() and not number:
         return Quantize(int(name[3:]), rounding="nearest" if name == "int2" else "stochastic")
-    if name == "topk":
-        return Sparse(_parameter(text, number, 0.01), "exact")
-    if name == "threshold":
-        return Sparse(_parameter(text, number, 0.01), "threshold")
-    if name == "random_k":
-        return Sparse(_parameter(text, number, 0.01), "random")
+    if name in _QSGD:
+        return Quantize(int(name[4:]), _whole(text, number, 512), scale="l2")
+    if name in _PLANES:
+        return BitPlanes(int(name[6:]), _whole(text, number, int(name[6:])))
+    if name in _SELECTIONS:
+        return Sparse(_parameter(text, number, 0.01), _SELECTIONS[name])
     raise UnknownIdError("spec", text, _SHORT_FORMS)
+
+
+def _whole(text: str, number: str, default: int) -> int:
+    value = _parameter(text, number, float(default))
+    if not value.is_integer():
+        raise SpecError("spec", text, "a name and a whole number, such as planes8:4")
+    return int(value)
 
 
 def _parameter(text: str, number: str, default: float) -> float:
@@ -111,7 +131,9 @@ def codec_name(codec: CodecSpec) -> str:
         case Float():
             return next(name for name, form in _FLOATS.items() if form == codec.format)
         case Quantize():
-            return f"int{codec.bits}"
+            return f"qsgd{codec.bits}" if codec.scale == "l2" else f"int{codec.bits}"
+        case BitPlanes():
+            return f"planes{codec.bits}:{codec.planes}"
         case Sparse():
             selection = {"exact": "topk", "threshold": "threshold", "random": "random_k"}
             return f"{selection[codec.selection]}:{codec.density:g}"

@@ -191,6 +191,14 @@ class Broadcast:
     One exchange instead of two, but `N - 1` payloads a rank: for few ranks, or
     for payloads that stay small however many ranks there are.
 
+    Attributes:
+        codec: How gradients travel.
+        feedback: Whether what was lost is owed in the next step.
+        senders: By rank, a codec of its own, so that a slow link sends less;
+            None where all use `codec`.
+        force: Whether a plan accepts it where a bfloat16 all-reduce would
+            move fewer bytes.
+
     Example:
         >>> spec = Broadcast(Sparse(density=0.01))
         >>> spec.transfers([Entry(0, (100_000,))], world_size=2, rank=0)
@@ -200,10 +208,36 @@ class Broadcast:
     id: ClassVar[str] = "broadcast"
     codec: CodecSpec
     feedback: bool = True
+    senders: tuple[CodecSpec, ...] | None = None
+    force: bool = False
 
     def __post_init__(self) -> None:
-        _check_codec("Broadcast.codec", self.codec)
-        _check_feedback("Broadcast", self.codec, feedback=self.feedback)
+        if self.senders is not None:
+            if not isinstance(self.senders, (tuple, list)):
+                raise SpecError(
+                    "Broadcast.senders", self.senders, "a tuple of codec specs, by rank"
+                )
+            object.__setattr__(self, "senders", tuple(self.senders))
+        check_switch("Broadcast.force", self.force)
+        for codec in (self.codec, *(self.senders or ())):
+            _check_codec("Broadcast.codec", codec)
+            _check_feedback("Broadcast", codec, feedback=self.feedback)
+
+    def codecs(self, world_size: int) -> tuple[CodecSpec, ...]:
+        """Return the codec of each rank.
+
+        Raises:
+            SpecError: `senders` are of another number of ranks.
+        """
+        if self.senders is None:
+            return (self.codec,) * world_size
+        if len(self.senders) != world_size:
+            raise SpecError(
+                "Broadcast.senders",
+                f"{len(self.senders)} codecs",
+                f"{world_size}, one for each rank",
+            )
+        return self.senders
 
     def transfers(
         self, entries: Sequence[Entry], world_size: int, rank: int
@@ -211,8 +245,23 @@ class Broadcast:
         """Return the one exchange of whole payloads."""
         if world_size == 1:
             return ()
-        size = self.codec.num_bytes([s.numel for e in entries for s in stretches(e.numel)])
-        return (Transfer(size * (world_size - 1), size * (world_size - 1)),)
+        numels = [s.numel for e in entries for s in stretches(e.numel)]
+        sizes = [codec.num_bytes(numels) for codec in self.codecs(world_size)]
+        return (Transfer(sizes[rank] * (world_size - 1), sum(sizes) - sizes[rank]),)
+
+    def refusal(self, entries: Sequence[Entry], world_size: int) -> str | None:
+        """Return why a bfloat16 all-reduce is the better choice, or None.
+
+        Example:
+            >>> Broadcast(Quantize(8)).refusal([Entry(0, (1024, 1024))], world_size=8)
+            'sends 7454720 bytes a rank with 8 ranks, a bf16 all-reduce 3670016'
+        """
+        own, bf16 = (
+            sent_bytes(spec, entries, world_size) for spec in (self, AllReduce("bfloat16"))
+        )
+        if self.force or world_size == 1 or own < bf16:
+            return None
+        return f"sends {own} bytes a rank with {world_size} ranks, a bf16 all-reduce {bf16}"
 
 
 @REDUCER_SPECS.register("low_rank")

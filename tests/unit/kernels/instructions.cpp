@@ -13,7 +13,7 @@ Function find(void* library, const char* name) {
   return reinterpret_cast<Function>(dlsym(library, name));
 }
 
-using Quantize = int64_t (*)(const float*, int64_t, const int64_t*, int64_t, uint64_t, int, int, int, float*, int64_t, float, uint8_t*, int64_t);
+using Quantize = int64_t (*)(const float*, int64_t, const int64_t*, int64_t, uint64_t, int, int, int, float*, int64_t, float, uint8_t*, int64_t, int);
 using Dequantize = int64_t (*)(const uint8_t*, int64_t, int64_t, const int64_t*, int64_t, int, int, float, int, float*, int64_t);
 using Sign = int64_t (*)(const float*, int64_t, const int64_t*, int64_t, int, float*, int64_t, float, uint8_t*, int64_t);
 using Unsign = int64_t (*)(const uint8_t*, int64_t, int64_t, const int64_t*, int64_t, int, float, int, float*, int64_t);
@@ -42,7 +42,7 @@ int main(int argc, char** argv) {
   for (int i = 0; i < calls; i++) {
     const bool feedback = what.compare(0, 8, "feedback") == 0;
     if (feedback || what.compare(0, 5, "plain") == 0)
-      status = find<Quantize>(library, "gw_quantize_encode")(x.data(), n, row, 1, 7, bits, 256, 0, feedback ? e.data() : nullptr, n, 0, payload.data(), quantized);
+      status = find<Quantize>(library, "gw_quantize_encode")(x.data(), n, row, 1, 7, bits, 256, 0, feedback ? e.data() : nullptr, n, 0, payload.data(), quantized, 0);
     else if (what.compare(0, 6, "decode") == 0)
       status = find<Dequantize>(library, "gw_quantize_decode")(payload.data(), 1, quantized, row, 1, bits, 256, 1, 1, e.data(), n);
     else if (what == "sign_encode")

@@ -6,7 +6,7 @@ from torch import Tensor
 
 from gradwire.errors import BackendError, GradwireError, PayloadError, SpecError
 from gradwire.kernels import cpu, ops, select
-from gradwire.spec import Float, Quantize, Sign, Sparse
+from gradwire.spec import BitPlanes, Float, Quantize, Sign, Sparse
 
 NUMEL = 700
 SEGMENTS = torch.tensor([[5, 2, NUMEL, 0, 9]])
@@ -32,16 +32,24 @@ def arguments() -> dict[str, tuple]:
     capacities = torch.tensor([Sparse(0.05, "threshold").capacity(NUMEL)])
     sizes = {
         "quantize": Quantize(4).num_bytes([NUMEL]),
+        "planes": BitPlanes(8, 4).num_bytes([NUMEL]),
         "sign": Sign(256).num_bytes([NUMEL]),
         "float": Float("float16").num_bytes([NUMEL]),
         "sparse": Sparse(0.05, "threshold").num_bytes([NUMEL]),
     }
     blank = {name: torch.zeros(size, dtype=torch.uint8) for name, size in sizes.items()}
+    blank["planes"][0] = 3  # announced
     x, e, out = bucket(), bucket(1), bucket(2)
     tail = (1.0, False, out)
     return {
         "quantize_encode": (x, SEGMENTS, 1, 4, 256, False, e, 0.0, blank["quantize"]),
         "quantize_decode": (blank["quantize"][None], SEGMENTS, 4, 256, *tail),
+        "planes_encode": (x, SEGMENTS, 1, 8, 4, 256, e, 0.0, blank["planes"]),
+        "planes_decode": (blank["planes"][None], SEGMENTS, 8, 4, 256, *tail),
+        "mixed_decode": (
+            *([blank["quantize"], blank["sign"]], SEGMENTS, ["quantize4", "sign"], [256, 256]),
+            *tail,
+        ),
         "sign_encode": (x, SEGMENTS, 256, e, 0.0, blank["sign"]),
         "sign_decode": (blank["sign"][None], SEGMENTS, 256, *tail),
         "float_encode": (x, SEGMENTS, "float16", 256, e, 0.0, blank["float"]),

@@ -97,7 +97,7 @@ def test_everything_is_as_it_was():
     states = torch.get_rng_state(), random.getstate(), np.random.get_state()[1].tolist()  # noqa: NPY002
 
     def noisy(m):
-        random.random()  # noqa: S311
+        random.random()
         np.random.rand()  # noqa: NPY002
         return total(m)
 

@@ -4,10 +4,11 @@ from dataclasses import replace
 
 import pytest
 
-from gradwire.report.bench.doubts import doubts
+from gradwire.report.bench.doubts import Doubt, doubts, gather
 from gradwire.report.bench.matrix import speedup_matrix
 from gradwire.report.bench.summary import CellSummary, Speedup, speedup, summarise_bench
 from gradwire.report.bench.verdicts import prediction, verdict
+from gradwire.report.bench.words import cell_setting
 from gradwire.report.model import Validation
 from gradwire.report.results import BenchResult, Cell, ModeResult, Round, StepTimes
 from made_results import bench_result, mode
@@ -102,7 +103,16 @@ def test_prediction_error_and_its_summary(bench: BenchResult):
 def test_doubt_is_found_and_explained(made: ModeResult, kind: str):
     (doubt,) = doubts(made)
     assert doubt.kind == kind
-    assert len(doubt.reason) > 5
+    assert doubt.reason == gather([doubt])[0]
+    assert "a" in doubt.reason.rpartition(": ")[2]
+
+
+def test_doubts_of_a_kind_share_a_line_that_names_the_modes():
+    found = [Doubt("busy", "a", "2.0"), Doubt("rounds", "b", "1"), Doubt("busy", "b", "1.0")]
+    assert gather(found) == [
+        "fewer than 3 rounds, so that a difference may be chance: b (1)",
+        "other programs kept more than 0.3 cores busy: a (2.0), b (1.0)",
+    ]
 
 
 def test_no_doubt_about_a_quiet_run():
@@ -116,7 +126,7 @@ def test_matrix_holds_every_mode_and_carries_doubts_of_the_baseline(bench: Bench
     assert title == "digits, 2 ranks, no link limit"
     assert entries[1] is None
     assert entries[4].speedup.median > 1
-    assert any("plain DDP: steps spread" in doubt for doubt in entries[4].doubts)
+    assert "steps spread by more than 10 %: plain DDP (± 23 %)" in entries[4].doubts
 
 
 def test_verdict_says_where_gradwire_loses(bench: BenchResult):
@@ -124,7 +134,7 @@ def test_verdict_says_where_gradwire_loses(bench: BenchResult):
     slow = mode("int8", "gradwire int8", "gradwire", 1.5, worse=0.4)
     summary = summarise_cell(cell, (*cell.modes[:3], slow))
     assert verdict(summary) == (
-        "Fastest: PowerSGD hook, 143 ms a step; 7.28 (7.27 to 7.30) times the speed of plain DDP. "
+        "Fastest: PowerSGD hook, 143 ms a step; 7.28 (7.27-7.30) times the speed of plain DDP. "
         "gradwire LOSES: its best, gradwire int8, reaches 0.09 of that speed. "
         "Slower than plain DDP: gradwire int8 (0.67). "
         "LOSES in validation loss against plain DDP: gradwire int8 (+0.400)."
@@ -143,3 +153,18 @@ def test_verdict_calls_a_diverged_loss_one(bench: BenchResult):
 def test_verdict_without_any_run(bench: BenchResult):
     summary = summarise_cell(bench.cells[0], bench.cells[0].modes[-1:])
     assert verdict(summary) == "No mode ran."
+
+
+def test_computation_alone_is_shown_and_not_ranked(bench: BenchResult):
+    cell = bench.cells[0]
+    alone = mode("nosync", "computation alone", "compute", 0.0)
+    summary = summarise_cell(cell, (alone, *cell.modes))
+    assert verdict(summary).startswith("Fastest: gradwire int2")
+    (_, entries), *_ = speedup_matrix([summary]).rows
+    assert entries[0].speedup.median == pytest.approx(1.042 / 0.032, rel=0.02)
+    assert [entry.is_fastest for entry in entries].index(True) == 4
+
+
+def test_setting_line_names_what_was_asked_for(bench: BenchResult):
+    cell = replace(bench.cells[0], settings={"ranks": 4, "seed": 7, "modes": [{}], "round_s": 1.0})
+    assert cell_setting(cell).endswith("one-way latency 1 ms; seed 7; round 1 s.")

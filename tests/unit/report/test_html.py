@@ -69,7 +69,10 @@ def test_html_colours_follow_the_theme(page: str):
     body = page[page.index("<body") :]
     assert re.search(r"#[0-9a-f]{6}\b", body) is None
     paints = set(re.findall(r"(?:fill|stroke): ([^;\"]+)", body))
-    assert all(p in {"none", "currentColor"} or p.startswith("var(--series-") for p in paints)
+    assert all(
+        p in {"none", "currentColor", "var(--page)"} or p.startswith("var(--series-")
+        for p in paints
+    )
 
 
 def test_html_references_lead_to_something(page: str, outline: Outline):
@@ -96,8 +99,10 @@ def test_html_is_the_same_for_the_same_result(kind: str):
 def test_bench_page_marks_doubts_and_says_why():
     page = made_pages.page("bench")
     assert 'aria-label="doubt 1"' in page
-    assert '<li id="cell-3-doubt-3">gradwire int4: the ranks ended with different' in page
-    assert "gradwire fp8 did not run: no kernel for &lt;fp8&gt;" in page
+    assert (
+        '<li id="cell-3-doubt-3">the ranks ended with different parameters: gradwire int4' in page
+    )
+    assert "did not run: gradwire fp8 (no kernel for &lt;fp8&gt;" in page
 
 
 def test_bench_page_shows_the_plan_and_why():

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import pytest
 
+from gradwire.report import timeline_html
 from gradwire.report.lanes import MAX_RANKS, draw_timeline
 from gradwire.timeline import Span, Timeline
 from made_results import timeline
@@ -55,3 +56,13 @@ def test_empty_timeline_is_drawn_as_such():
     drawing = draw_timeline(Timeline((), 1.0))
     assert drawing.ranks == ()
     assert drawing.description == "An empty timeline."
+
+
+def test_legend_of_many_layers_names_some_from_first_to_last():
+    names = [f"layer{i}" for i in range(161)]
+    spans = tuple(Span(0, "forward", name, i, i + 1.0) for i, name in enumerate(names))
+    line = Timeline(spans, 161.0)
+    legend = [name for name, _ in draw_timeline(line).legend]
+    assert len(legend) == 12
+    assert (legend[0], legend[-1]) == (names[0], names[-1])
+    assert f"and {161 - 12} between them" in timeline_html(line)

@@ -5,7 +5,9 @@ from __future__ import annotations
 from gradwire.hardware import Device, Hardware, LinkSpeed
 from gradwire.sim.base import Cluster
 from gradwire.sim.events import EventQueue
-from gradwire.sim.transport import BulkTransport, Limits, MessageTransport, Wiring
+from gradwire.sim.gate import Limits
+from gradwire.sim.messages import MessageTransport
+from gradwire.sim.transport import BulkTransport, Wiring
 from gradwire.workload import Layer, Workload, parameter
 
 LINK = LinkSpeed(latency_s=0.5, bandwidth_bytes_per_s=100.0)

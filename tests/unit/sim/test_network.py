@@ -31,9 +31,7 @@ def _water_filling(paths, rates):
     out, level, active = [0.0] * len(paths), 0.0, set(range(len(paths)))
     left = dict(rates)
     while active:
-        pull = {
-            link: sum(w for f in active for n, w in paths[f] if n == link) for link in rates
-        }
+        pull = {link: sum(w for f in active for n, w in paths[f] if n == link) for link in rates}
         rise = min(left[n] / p for n, p in pull.items() if p > 0)
         level += rise
         for link, p in pull.items():
@@ -82,7 +80,7 @@ def _finish_s(flows, rates):
 def test_two_equal_flows_take_twice_as_long():
     path = ((0, 1.0),)
     one = _finish_s({"a": (0.0, path, 100.0, 0)}, [10.0])
-    two = _finish_s({n: (0.0, path, 100.0, 0) for n in "ab"}, [10.0])
+    two = _finish_s(dict.fromkeys("ab", (0.0, path, 100.0, 0)), [10.0])
     assert (one["a"], two["a"], two["b"]) == (10.0, 20.0, 20.0)
 
 
@@ -160,5 +158,7 @@ def test_time_falls_as_bandwidth_rises(topology):
 def test_torus_goes_the_short_way_round():
     message = Rounds(rounds=((Message(0, (3,), 100.0),),))
     assert list(phases_s([message], Cluster(4, topology="ring"))[1]) == ["node0>node3"]
-    _, loads = phases_s([Rounds(rounds=((Message(0, (5,), 100.0),),))], Cluster(9, topology="torus"))
+    _, loads = phases_s(
+        [Rounds(rounds=((Message(0, (5,), 100.0),),))], Cluster(9, topology="torus")
+    )
     assert list(loads) == ["node0>node2", "node2>node5"]

@@ -7,6 +7,7 @@ struct Stretch {  // one row of `segments`
 };
 
 enum FloatFormat { kFloat32, kBfloat16, kFloat16, kFloat8E4M3, kFloat8E5M2 };
+constexpr int kSign = 5, kQuantize = 5, kFormats = 14;
 
 struct EncodeJob {
   const float* x;
@@ -19,6 +20,8 @@ struct EncodeJob {
   int bits;  // quantize: bits; float: a FloatFormat
   bool nearest;
   uint64_t stream;
+  bool l2 = false;  // quantize: the scale is a norm
+  int planes = 0;
 };
 
 struct DecodeJob {
@@ -28,6 +31,20 @@ struct DecodeJob {
   int64_t count;
   int block_size;
   int bits;
+  float divisor;
+  bool accumulate;
+  float* out;
+};
+
+// Payloads of different formats, summed in order.
+struct MixedJob {
+  const uint8_t* const* payloads;
+  const int64_t* formats;  // a FloatFormat, kSign, or kQuantize + bits
+  const int64_t* block_sizes;
+  int64_t* places;  // room for two numbers a row: the next scale and codes
+  int64_t rows;
+  const Stretch* stretches;
+  int64_t count;
   float divisor;
   bool accumulate;
   float* out;
@@ -49,6 +66,9 @@ struct SparseJob {
 struct Level {
   void (*quantize_encode)(const EncodeJob&);
   void (*quantize_decode)(const DecodeJob&);
+  void (*planes_encode)(const EncodeJob&);
+  int64_t (*planes_decode)(const DecodeJob&, int planes);
+  void (*mixed_decode)(const MixedJob&);
   void (*sign_encode)(const EncodeJob&);
   void (*sign_decode)(const DecodeJob&);
   void (*float_encode)(const EncodeJob&);
@@ -71,6 +91,13 @@ static inline int64_t div_up(int64_t a, int64_t b) { return (a + b - 1) / b; }
 static inline int64_t packed_bytes(int64_t numel, int64_t bits) {
   int64_t rows = div_up(numel % kGroup, 8);
   return 32 * bits * (numel / kGroup) + 32 * div_up(rows * bits, 32);
+}
+
+// Bytes that the codes of `numel` values take in a payload of `mixed_decode`.
+static inline int64_t format_bytes(int64_t format, int64_t numel) {
+  constexpr int64_t kWidths[] = {4, 2, 2, 1, 1};
+  if (format < kSign) return kWidths[format] * numel;
+  return packed_bytes(numel, format == kSign ? 1 : format - kQuantize);
 }
 
 static inline int64_t total_blocks(const Stretch* stretches, int64_t count, int64_t block_size) {

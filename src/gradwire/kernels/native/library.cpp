@@ -1,6 +1,7 @@
 // The C interface. Stateless but for the chosen instruction level; no threads,
 // no allocation. Encoders and decoders return 0, or -1 where the arguments do
-// not fit together, or (sparse_decode) 1 + the index of a malformed stretch.
+// not fit together, or 1 + what is wrong with the payloads: the index of a
+// malformed stretch (sparse_decode), a number of planes (planes_decode).
 #include "job.h"
 
 #define GW_EXPORT extern "C" __attribute__((visibility("default")))
@@ -69,6 +70,13 @@ int64_t float_size(const Stretch* stretches, int64_t count, int block_size, int 
   return align_up(4 * blocks) + align_up(kFloatBytes[format] * values);
 }
 
+int64_t planes_size(const Stretch* stretches, int64_t count, int block_size, int planes) {
+  if (count == 0) return 0;
+  int64_t plane = 0;
+  for (int64_t i = 0; i < count; i++) plane += packed_bytes(stretches[i].numel, 1);
+  return kAlignment + align_up(4 * total_blocks(stretches, count, block_size)) + planes * align_up(plane);
+}
+
 // Size of a sparse payload, or -1 where a capacity is out of range.
 int64_t sparse_size(const Stretch* stretches, int64_t count, const int64_t* capacities) {
   int64_t slots = 0;
@@ -92,10 +100,10 @@ GW_EXPORT int gw_set_isa(int isa) {
 GW_EXPORT int64_t gw_quantize_encode(const float* x, int64_t values, const Stretch* stretches,
                                      int64_t count, uint64_t stream, int bits, int block_size,
                                      int nearest, float* residual, int64_t residual_values,
-                                     float gain, uint8_t* payload, int64_t payload_bytes) {
+                                     float gain, uint8_t* payload, int64_t payload_bytes, int l2) {
   if (!inside(stretches, count, {values, residual ? residual_values : -1}, block_size)) return -1;
   if (packed_size(stretches, count, block_size, bits) != payload_bytes) return -1;
-  level().quantize_encode({x, stretches, count, residual, gain, payload, block_size, bits, nearest != 0, stream});
+  level().quantize_encode({x, stretches, count, residual, gain, payload, block_size, bits, nearest != 0, stream, l2 != 0});
   return 0;
 }
 
@@ -105,6 +113,41 @@ GW_EXPORT int64_t gw_quantize_decode(const uint8_t* payloads, int64_t rows, int6
   if (!inside(stretches, count, {values, -1}, block_size)) return -1;
   if (packed_size(stretches, count, block_size, bits) != row_bytes) return -1;
   level().quantize_decode({payloads, rows, row_bytes, stretches, count, block_size, bits, divisor, accumulate != 0, out});
+  return 0;
+}
+
+GW_EXPORT int64_t gw_planes_encode(const float* x, int64_t values, const Stretch* stretches,
+                                   int64_t count, uint64_t stream, int bits, int planes, int block_size,
+                                   float* residual, int64_t residual_values, float gain,
+                                   uint8_t* payload, int64_t payload_bytes) {
+  if (!inside(stretches, count, {values, residual ? residual_values : -1}, block_size)) return -1;
+  if (planes_size(stretches, count, block_size, planes) != payload_bytes) return -1;
+  level().planes_encode({x, stretches, count, residual, gain, payload, block_size, bits, false, stream, false, planes});
+  return 0;
+}
+
+GW_EXPORT int64_t gw_planes_decode(const uint8_t* payloads, int64_t rows, int64_t row_bytes,
+                                   const Stretch* stretches, int64_t count, int bits, int planes,
+                                   int block_size, float divisor, int accumulate, float* out, int64_t values) {
+  if (!inside(stretches, count, {values, -1}, block_size)) return -1;
+  if (planes_size(stretches, count, block_size, planes) != row_bytes) return -1;
+  return 1 + level().planes_decode({payloads, rows, row_bytes, stretches, count, block_size, bits, divisor, accumulate != 0, out},
+                                   planes);
+}
+
+GW_EXPORT int64_t gw_mixed_decode(const uint8_t* const* payloads, const int64_t* sizes, const int64_t* formats,
+                                  const int64_t* block_sizes, int64_t* places, int64_t rows,
+                                  const Stretch* stretches, int64_t count, float divisor, int accumulate,
+                                  float* out, int64_t values) {
+  for (int64_t row = 0; row < rows; row++) {
+    if (formats[row] < 0 || formats[row] >= kFormats) return -1;
+    if (!inside(stretches, count, {values, -1}, (int)block_sizes[row])) return -1;
+    const int format = (int)formats[row], block_size = (int)block_sizes[row];
+    const int64_t size = format < kSign ? float_size(stretches, count, block_size, format)
+                                        : packed_size(stretches, count, block_size, format == kSign ? 1 : format - kQuantize);
+    if (size != sizes[row]) return -1;
+  }
+  level().mixed_decode({payloads, formats, block_sizes, places, rows, stretches, count, divisor, accumulate != 0, out});
   return 0;
 }
 

@@ -14,6 +14,34 @@ constexpr int64_t kPrefetch = 512;
 GW_INLINE int fraction_bits(int bits) { return bits > 6 ? 12 : 16; }
 GW_INLINE float level_bias(int bits) { return bits == 1 ? 0.5f : (float)(1 << (bits - 1)); }
 
+// The L2 norm of a block, as bits, by way of squares of values times a power of
+// two that takes the largest to [1, 2). Not below infinity: not finite.
+template <Feedback F>
+GW_OUTLINE int32_t norm_bits(const float* x, const float* e, int64_t numel) {
+  const int32_t peak = peak_bits<F>(x, e, numel);
+  if (peak >= kInfinity) return kNaN;
+  int32_t exponent = 254 - (peak >> 23);
+  exponent = exponent < 1 ? 1 : exponent > 253 ? 253 : exponent;
+  const Floats down = splat(from_bits(exponent << 23));
+  Floats sum[4] = {};
+  int64_t i = 0;
+  for (; i + 32 <= numel; i += 32)
+    for (int k = 0; k < 4; k++) {
+      const Floats v = owed<F>(x + i + 8 * k, at<F>(e, i + 8 * k)) * down;
+      sum[k] += v * v;
+    }
+  if (i < numel) {
+    Padded rest;
+    Padded::fill(rest, x + i, at<F>(e, i), numel - i, 32);
+    for (int k = 0; k < 4; k++) {
+      const Floats v = owed<F>(rest.x + 8 * k, rest.e + 8 * k) * down;
+      sum[k] += v * v;
+    }
+  }
+  const float norm = sqrtf(sum_lanes((sum[0] + sum[1]) + (sum[2] + sum[3])));
+  return to_bits(norm * from_bits((254 - exponent) << 23)) & kMagnitude;
+}
+
 // Any bits, rounding, scale and number of values; one row at a time.
 template <Feedback F>
 GW_OUTLINE void encode_levels(int bits, const float* x, float* e, int64_t numel, uint8_t* codes,
@@ -86,7 +114,8 @@ struct Levels {
 
   template <Feedback F>
   GW_INLINE Block measure(const float* x, const float* e, int64_t numel, const Place& place) {
-    Block b = scale_to(peak_bits<F>(x, e, numel), B == 1 ? 0.5f : (float)((1 << (B - 1)) - 1));
+    const int32_t peak = place.job.l2 ? norm_bits<F>(x, e, numel) : peak_bits<F>(x, e, numel);
+    Block b = scale_to(peak, B == 1 ? 0.5f : (float)((1 << (B - 1)) - 1));
     b.inverse *= 1 << kFraction;
     b.nearest = place.job.nearest;
     b.plain = b.lift == 1 && !b.nearest;

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Literal, NamedTuple
 
 from gradwire.report.results import ModeResult
@@ -16,61 +17,86 @@ MAX_FOREIGN_CORES = 0.3
 Kind = Literal["spread", "rounds", "busy", "replicas", "missing"]
 
 
+_SAYS: dict[Kind, str] = {
+    "spread": f"steps spread by more than {100 * MAX_SPREAD:.0f} %",
+    "rounds": f"fewer than {MIN_ROUNDS} rounds, so that a difference may be chance",
+    "busy": f"other programs kept more than {MAX_FOREIGN_CORES} cores busy",
+    "replicas": "the ranks ended with different parameters",
+    "missing": "did not run",
+}
+
+
 class Doubt(NamedTuple):
     """One reason to doubt a mode's numbers.
 
     `"replicas"` is about what was learned, the others about times.
+
+    Attributes:
+        label: Whose numbers.
+        detail: How bad it is; may be empty.
     """
 
     kind: Kind
-    reason: str
+    label: str
+    detail: str
+
+    @property
+    def reason(self) -> str:
+        """All of it in words."""
+        return gather([self])[0]
+
+
+def gather(doubts: Iterable[Doubt]) -> list[str]:
+    """Return one line for each kind of doubt, with the modes it is about.
+
+    Example:
+        >>> gather([Doubt("rounds", "fp16 hook", "2"), Doubt("rounds", "int4", "1")])
+        ['fewer than 3 rounds, so that a difference may be chance: fp16 hook (2), int4 (1)']
+    """
+    found: dict[Kind, list[str]] = {}
+    for kind, label, detail in dict.fromkeys(doubts):
+        found.setdefault(kind, []).append(f"{label} ({detail})" if detail else label)
+    return [f"{_SAYS[kind]}: {', '.join(found[kind])}" for kind in _SAYS if kind in found]
+
+
+def kinds(doubts: Iterable[Doubt]) -> list[Kind]:
+    """Return the kinds that `gather` has a line for, in its order."""
+    found = {doubt.kind for doubt in doubts}
+    return [kind for kind in _SAYS if kind in found]
 
 
 def doubts(mode: ModeResult) -> tuple[Doubt, ...]:
     """Return every reason to doubt the numbers of a mode.
 
     Example:
-        >>> doubts(ModeResult("fp16", "fp16 hook", "hook", reason="needs a GPU"))
-        (Doubt(kind='missing', reason='fp16 hook did not run: needs a GPU'),)
+        >>> [doubt] = doubts(ModeResult("fp16", "fp16 hook", "hook", reason="needs a GPU"))
+        >>> doubt.reason
+        'did not run: fp16 hook (needs a GPU)'
     """
     if not mode.has_run:
-        reason = mode.reason or "no reason was written down"
-        return (Doubt("missing", f"{mode.label} did not run: {reason}"),)
-    found = (_spread(mode), _rounds(mode), _busy(mode), _replicas(mode))
-    return tuple(doubt for doubt in found if doubt is not None)
-
-
-def _spread(mode: ModeResult) -> Doubt | None:
-    share = mode.spread_s / mode.step_s if mode.step_s else 0.0
-    if share <= MAX_SPREAD:
-        return None
-    line = (
-        f"{mode.label}: steps spread by ± {100 * share:.0f} %, over {100 * MAX_SPREAD:.0f} %; "
-        "run more rounds on an idle machine"
+        return (Doubt("missing", mode.label, mode.reason or "no reason was written down"),)
+    details: dict[Kind, str | None] = {
+        "spread": _spread(mode),
+        "rounds": _rounds(mode),
+        "busy": _busy(mode),
+        "replicas": None if mode.is_replicated else "",
+    }
+    return tuple(
+        Doubt(kind, mode.label, detail) for kind, detail in details.items() if detail is not None
     )
-    return Doubt("spread", line)
 
 
-def _rounds(mode: ModeResult) -> Doubt | None:
-    count = len(mode.rounds)
-    if count >= MIN_ROUNDS:
-        return None
-    rounds = f"{count} round" if count == 1 else f"{count} rounds"
-    return Doubt("rounds", f"{rounds}, fewer than {MIN_ROUNDS}: a difference may be chance")
+def _spread(mode: ModeResult) -> str | None:
+    share = mode.spread_s / mode.step_s
+    return f"± {100 * share:.0f} %" if share > MAX_SPREAD else None
 
 
-def _busy(mode: ModeResult) -> Doubt | None:
+def _rounds(mode: ModeResult) -> str | None:
+    return f"{len(mode.rounds)}" if len(mode.rounds) < MIN_ROUNDS else None
+
+
+def _busy(mode: ModeResult) -> str | None:
     busy = [r.foreign_cores for r in mode.rounds if r.foreign_cores > MAX_FOREIGN_CORES]
     if not busy:
         return None
-    line = (
-        f"{mode.label}: in {len(busy)} of {len(mode.rounds)} rounds other programs kept up to "
-        f"{max(busy):.1f} cores busy"
-    )
-    return Doubt("busy", line)
-
-
-def _replicas(mode: ModeResult) -> Doubt | None:
-    if mode.is_replicated:
-        return None
-    return Doubt("replicas", f"{mode.label}: the ranks ended with different parameters")
+    return f"{max(busy):.1f} in {len(busy)} of {len(mode.rounds)} rounds"

@@ -96,7 +96,7 @@ def _mode(summary: ModeSummary) -> dict[str, Any]:
     about = {"mode": mode.mode, "label": mode.label, "family": mode.family, "reason": mode.reason}
     numbers = {} if summary.numbers is None else _numbers(summary.numbers)
     rounds = {"rounds": len(mode.rounds), "steps": len(mode.steps)}
-    doubts = [doubt._asdict() for doubt in summary.doubts]
+    doubts = [{"kind": doubt.kind, "reason": doubt.reason} for doubt in summary.doubts]
     return {**about, **rounds, **numbers, "doubts": doubts}
 
 

@@ -15,6 +15,7 @@ from gradwire.report.bench.matrix import Entry, Matrix, speedup_matrix
 from gradwire.report.bench.summary import CellSummary, Speedup, summarise_bench
 from gradwire.report.bench.verdicts import prediction, verdict
 from gradwire.report.bench.words import (
+    NONE,
     BenchRow,
     bench_facts,
     bench_intro,
@@ -115,20 +116,20 @@ def bench_html(
 
 
 def _heat(matrix: Matrix) -> Heat:
-    rows = []
-    for title, entries in matrix.rows:
-        medians = [e.speedup.median for e in entries if e and e.speedup]
-        best = max(medians, default=None)
-        rows.append(HeatRow(title, tuple(e and _heat_entry(e, best) for e in entries)))
+    rows = (
+        HeatRow(title, tuple(entry and _heat_entry(entry) for entry in entries))
+        for title, entries in matrix.rows
+    )
     return Heat(matrix.modes, tuple(rows))
 
 
-def _heat_entry(entry: Entry, best: float | None) -> HeatEntry:
+def _heat_entry(entry: Entry) -> HeatEntry:
     doubts, ratio = "; ".join(entry.doubts), entry.speedup
     if ratio is None:
-        return HeatEntry("did not run", "", "", doubts, is_best=False)
+        text = NONE if entry.has_run else "did not run"
+        return HeatEntry(text, "", "", doubts, entry.is_fastest)
     middle, _, spread = times(ratio).partition(" ")
-    return HeatEntry(middle, spread.strip("()"), _colour(ratio), doubts, ratio.median == best)
+    return HeatEntry(middle, spread.strip("()"), _colour(ratio), doubts, entry.is_fastest)
 
 
 def _colour(ratio: Speedup) -> str:

@@ -5,15 +5,23 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from gradwire.report.bench.doubts import gather
 from gradwire.report.bench.summary import CellSummary, Speedup
 from gradwire.report.bench.words import cell_title
 
 
 class Entry(NamedTuple):
-    """One mode in one cell: its speed-up, and why to doubt it."""
+    """One mode in one cell.
+
+    Attributes:
+        doubts: Why to doubt the speed-up.
+        is_fastest: Whether no mode that exchanges gradients was faster.
+    """
 
     speedup: Speedup | None = None
     doubts: tuple[str, ...] = ()
+    is_fastest: bool = False
+    has_run: bool = True
 
 
 class Matrix(NamedTuple):
@@ -36,10 +44,13 @@ def speedup_matrix(summaries: Sequence[CellSummary]) -> Matrix:
 
 
 def _entries(summary: CellSummary, names: tuple[str, ...]) -> tuple[Entry | None, ...]:
+    fastest = next((mode for mode, _ in summary.ranked()), None)
     found = {
         m.mode.mode: Entry(
             m.numbers.over_ddp if m.numbers else None,
-            tuple(d.reason for d in summary.time_doubts(m, summary.ddp)),
+            tuple(gather(summary.time_doubts(m, summary.ddp))),
+            m is fastest,
+            m.numbers is not None,
         )
         for m in summary.modes
     }

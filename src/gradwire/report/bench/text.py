@@ -49,7 +49,10 @@ def bench_text(
     summaries = summarise_bench(result, euro_per_rank_hour=euro_per_rank_hour)
     for summary in summaries:
         parts += [*_cell(summary), Text()]
-    parts += [Text("Times plain DDP's speed", "bold"), _matrix(speedup_matrix(summaries))]
+    parts += [
+        Text("Times plain DDP's speed; ? is doubtful, the cell says why", "bold"),
+        _matrix(speedup_matrix(summaries)),
+    ]
     if line := prediction(summaries):
         parts.append(Text(line))
     parts += [Text(f"- {note}", "dim") for note in bench_notes()]
@@ -58,12 +61,16 @@ def bench_text(
 
 
 def _cell(summary: CellSummary) -> list[RenderableType]:
+    quantities = bench_table(summary)
+    rows = [
+        (m.mode.label, [_marked(row.cells[i]) for row in quantities])
+        for i, m in enumerate(summary.modes)
+    ]
     ours = frozenset(m.mode.label for m in summary.modes if m.mode.family == "gradwire")
-    rows = [(row.heading, [_marked(cell) for cell in row.cells]) for row in bench_table(summary)]
     doubts = [Text(f"[{i}] {line}", "yellow") for i, line in enumerate(reasons(summary), 1)]
     return [
         Text(cell_setting(summary.cell)),
-        WideTable("", [m.mode.label for m in summary.modes], rows, ours),
+        WideTable("Mode", [row.heading for row in quantities], rows, ours),
         *doubts,
         Text(verdict(summary), "bold"),
     ]
@@ -75,14 +82,17 @@ def _marked(cell: Marked) -> Text:
 
 
 def _matrix(matrix: Matrix) -> WideTable:
-    rows = [(title, [_entry(entry) for entry in entries]) for title, entries in matrix.rows]
-    return WideTable("Cell (? is doubtful, see there)", matrix.modes, rows)
+    rows = [
+        (mode, [_entry(entries[i]) for _, entries in matrix.rows])
+        for i, mode in enumerate(matrix.modes)
+    ]
+    return WideTable("Mode", [title for title, _ in matrix.rows], rows)
 
 
 def _entry(entry: Entry | None) -> Text:
     if entry is None:
         return Text("")
-    text = Text(times(entry.speedup))
+    text = Text(times(entry.speedup) if entry.has_run else "did not run")
     if entry.speedup is not None and entry.speedup.is_clear:
         text.stylize("green" if entry.speedup.low > 1 else "red")
     return Text.assemble(text, (" ?" if entry.doubts else "", "yellow"))

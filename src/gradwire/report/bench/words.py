@@ -3,9 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import fields
 from typing import NamedTuple
 
-from gradwire.report.bench.doubts import MAX_FOREIGN_CORES, MAX_SPREAD, MIN_ROUNDS, Doubt
+from gradwire.report.bench.doubts import (
+    MAX_FOREIGN_CORES,
+    MAX_SPREAD,
+    MIN_ROUNDS,
+    Doubt,
+    Kind,
+    gather,
+    kinds,
+)
 from gradwire.report.bench.summary import CellSummary, ModeSummary, Numbers, Speedup
 from gradwire.report.results import BenchResult, Cell
 from gradwire.report.summary import Spread, format_milliseconds
@@ -77,12 +86,12 @@ def times(speedup: Speedup | None) -> str:
 
     Example:
         >>> times(Speedup(1.934, 1.88, 2.01))
-        '1.93 (1.88 to 2.01)'
+        '1.93 (1.88-2.01)'
     """
     if speedup is None:
         return NONE
     middle, low, high = (f"{x:.2f}" for x in (speedup.median, speedup.low, speedup.high))
-    return middle if low == high else f"{middle} ({low} to {high})"
+    return middle if low == high else f"{middle} ({low}-{high})"
 
 
 def _number(value: float | None, form: str, scale: float = 1.0) -> str:
@@ -119,12 +128,12 @@ def _replicated(_: Numbers, summary: ModeSummary) -> str:
 
 _QUANTITIES = (
     _Quantity("Step, ms", lambda n, _: milliseconds(n.step_s), _time),
-    _Quantity("  forward, ms", lambda n, _: milliseconds(n.forward_s)),
-    _Quantity("  backward, ms", lambda n, _: milliseconds(n.backward_s)),
-    _Quantity("  exposed comm., ms", lambda n, _: milliseconds(n.exposed_s)),
-    _Quantity("  optimiser, ms", lambda n, _: milliseconds(n.optimiser_s)),
     _Quantity("Times plain DDP's speed", lambda n, _: times(n.over_ddp), _over_ddp),
     _Quantity("Times the best hook's", lambda n, _: times(n.over_hook), _over_hook),
+    _Quantity("Forward, ms", lambda n, _: milliseconds(n.forward_s)),
+    _Quantity("Backward, ms", lambda n, _: milliseconds(n.backward_s)),
+    _Quantity("Exposed comm., ms", lambda n, _: milliseconds(n.exposed_s)),
+    _Quantity("Optimiser, ms", lambda n, _: milliseconds(n.optimiser_s)),
     _Quantity(
         "Hidden comm. (overlap), ms",
         lambda n, _: NONE if n.overlap_s is None else milliseconds(n.overlap_s),
@@ -145,35 +154,38 @@ _QUANTITIES = (
     _Quantity("Cost to DDP's loss, EUR", lambda n, _: _number(n.cost_eur, ".3g")),
     _Quantity("Ranks bit-identical", _replicated, _learned),
     _Quantity("Predicted step, ms", _predicted),
-    _Quantity("  error, %", lambda n, _: _number(n.prediction_error, "+.1f", 100), _time),
+    _Quantity("Prediction error, %", lambda n, _: _number(n.prediction_error, "+.1f", 100), _time),
     _Quantity("Rounds x steps", _rounds),
 )
 
 
 def reasons(summary: CellSummary) -> list[str]:
-    """Return every reason for doubt in a cell, once; marks are places in it, from 1."""
-    found = (doubt.reason for mode in summary.modes for doubt in mode.doubts)
-    return list(dict.fromkeys(found))
+    """Return a line a kind of doubt in a cell; marks are places in it, from 1."""
+    return gather(_all_doubts(summary))
+
+
+def _all_doubts(summary: CellSummary) -> list[Doubt]:
+    return [doubt for mode in summary.modes for doubt in mode.doubts]
 
 
 def bench_table(summary: CellSummary) -> list[BenchRow]:
     """Return a row a quantity, with a number a mode; rows without any are left out."""
-    lines = reasons(summary)
+    order = kinds(_all_doubts(summary))
     rows = [
-        BenchRow(q.heading, tuple(_marked(q, m, summary, lines) for m in summary.modes))
+        BenchRow(q.heading, tuple(_marked(q, m, summary, order) for m in summary.modes))
         for q in _QUANTITIES
     ]
     return [row for row in rows if any(cell.text not in {NONE, ""} for cell in row.cells)]
 
 
 def _marked(
-    quantity: _Quantity, mode: ModeSummary, summary: CellSummary, lines: Sequence[str]
+    quantity: _Quantity, mode: ModeSummary, summary: CellSummary, order: Sequence[Kind]
 ) -> Marked:
     if mode.numbers is None and quantity is not _QUANTITIES[0]:
         return Marked("")
     text = quantity.write(mode.numbers, mode) if mode.numbers else "did not run"
     doubts = quantity.doubts(summary, mode) if text != NONE else ()
-    return Marked(text, tuple(sorted({1 + lines.index(d.reason) for d in doubts})))
+    return Marked(text, tuple(sorted({1 + order.index(d.kind) for d in doubts})))
 
 
 def cell_title(cell: Cell) -> str:
@@ -198,8 +210,22 @@ def cell_setting(cell: Cell) -> str:
         link = f"{format_rate(rate)} each way for each rank, {_NETWORKS[cell.network]}"
     return (
         f"{cell.model}{size} on {cell.ranks} ranks; link {link}; "
-        f"one-way latency {format_seconds(cell.latency_s)}."
+        f"one-way latency {format_seconds(cell.latency_s)}{_asked(cell)}."
     )
+
+
+def _asked(cell: Cell) -> str:
+    """List the settings that the line does not name already."""
+    told = {f.name for f in fields(cell)}
+    asked = {k: v for k, v in cell.settings.items() if k not in told and not isinstance(v, list)}
+    return "".join(f"; {_setting(name, value)}" for name, value in asked.items())
+
+
+def _setting(name: str, value: object) -> str:
+    words = name.removesuffix("_s").replace("_", " ")
+    if name.endswith("_s") and isinstance(value, float):
+        return f"{words} {format_seconds(value)}"
+    return f"{words} {value}"
 
 
 def bench_intro(result: BenchResult) -> str:

@@ -1,0 +1,125 @@
+"""Joins what the ranks of a cell tell into its result."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from gradwire.bench.events import Profiled, Refused, RoundDone, RoundStarted
+from gradwire.bench.predict import predict
+from gradwire.bench.settings import CellJob
+from gradwire.demo.events import Event, Finished, MethodDone, MethodStarted, Validated
+from gradwire.demo.settings import Method
+from gradwire.hardware import Hardware
+from gradwire.plan import load_plan
+from gradwire.report.model import Validation
+from gradwire.report.results import Cell, ModeResult, Round
+from gradwire.workload import Workload
+
+
+@dataclass(slots=True)
+class CellCollector:
+    """Takes events of all ranks, in any order between ranks.
+
+    Attributes:
+        current: The mode under way: the one to blame if the workers die.
+    """
+
+    job: CellJob
+    current: str | None = None
+    num_parameters: int = 0
+    torch: str = ""
+    reasons: dict[str, str] = field(default_factory=dict)
+    profile: Profiled | None = None
+    _rounds: dict[tuple[str, int], dict[int, RoundDone]] = field(
+        default_factory=lambda: defaultdict(dict)
+    )
+    _foreign: dict[tuple[str, int], float] = field(default_factory=dict)
+    _scores: dict[tuple[str, int], list[Validated]] = field(
+        default_factory=lambda: defaultdict(list)
+    )
+    _digests: dict[str, dict[int, str]] = field(default_factory=lambda: defaultdict(dict))
+
+    def add(self, rank: int, event: Event) -> None:
+        """Take one event."""
+        match event:
+            case MethodStarted():
+                self.current = event.method
+                self.num_parameters = event.num_parameters or self.num_parameters
+            case RoundStarted():
+                self.current = event.method
+            case RoundDone():
+                self._rounds[event.method, event.number][rank] = event
+            case Profiled() if rank == 0:
+                self.profile = event
+            case Refused():
+                self.reasons[event.method] = event.reason
+            case Validated():
+                self._scores[event.method, event.step].append(event)
+            case MethodDone():
+                self._digests[event.method][rank] = event.digest
+            case Finished():
+                self.torch = event.torch
+
+    def add_foreign(self, done: RoundDone, cores: float) -> None:
+        """Take how busy other programs were in a round."""
+        self._foreign[done.method, done.number] = cores
+
+    def result(self, job: CellJob, broken: Mapping[str, str]) -> Cell:
+        """Return the cell.
+
+        Args:
+            job: With all modes that were asked for.
+            broken: Reasons of those that ended their launch.
+        """
+        reasons = {**self.reasons, **broken}
+        cell = Cell(
+            model=job.model,
+            ranks=job.ranks,
+            rate_bytes_per_s=job.rate_bytes_per_s,
+            latency_s=job.latency_s,
+            network=job.network,
+            modes=tuple(self._mode(m, reasons.get(m.name)) for m in job.modes),
+            num_parameters=self.num_parameters,
+            settings=job.settings(),
+        )
+        if self.profile is None:
+            return cell
+        workload = Workload.from_json(self.profile.workload)
+        hardware = Hardware.from_json(self.profile.hardware)
+        return predict(cell, job.modes, workload, hardware)
+
+    def _mode(self, mode: Method, reason: str | None) -> ModeResult:
+        plan = load_plan(mode.plan).to_json() if mode.family == "gradwire" else None
+        if reason is not None:
+            return ModeResult(mode.name, mode.label, mode.family, plan=plan, reason=reason)
+        validations, elapsed_s = self._validations(mode.name)
+        by_rank = {} if mode.hook == "nosync" else self._digests[mode.name]
+        return ModeResult(
+            mode.name,
+            mode.label,
+            mode.family,
+            tuple(self._round(mode.name, number) for number in range(self.job.rounds)),
+            plan,
+            validations=validations,
+            elapsed_s=elapsed_s,
+            digests=tuple(by_rank[rank] for rank in sorted(by_rank)),
+        )
+
+    def _round(self, mode: str, number: int) -> Round:
+        ranks = self._rounds[mode, number].values()
+        per_step = zip(*(r.steps for r in ranks), strict=True)
+        slowest = tuple(max(step, key=lambda s: s.total_s) for step in per_step)
+        sent_bytes = max(r.sent_bytes for r in ranks)
+        return Round(slowest, sent_bytes, self._foreign.get((mode, number), 0.0))
+
+    def _validations(self, mode: str) -> tuple[tuple[Validation, ...], tuple[float, ...]]:
+        found = []
+        for (name, step), scores in sorted(self._scores.items()):
+            if name == mode:
+                targets = sum(s.num_targets for s in scores)
+                loss = sum(s.loss_sum for s in scores) / targets
+                found.append(Validation(step, loss, sum(s.num_correct for s in scores) / targets))
+        elapsed_s = (self._rounds[mode, n][0].elapsed_s for n in range(len(found)))
+        return tuple(found), tuple(elapsed_s)

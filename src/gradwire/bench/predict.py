@@ -1,0 +1,94 @@
+"""Predicts the steps of a measured cell by simulation. No torch here."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from statistics import median
+
+from gradwire.demo.settings import Method
+from gradwire.hardware import Hardware
+from gradwire.plan import Plan, load_plan
+from gradwire.report.results import Cell, ModeResult
+from gradwire.sim.base import Cluster, Collective, Engine
+from gradwire.sim.run import simulate
+from gradwire.workload import BUCKET_BYTES, Layer, Workload
+
+_MIB = 1 << 20
+_BY_HOOK = {None: "none", "fp16": "bf16", "bf16": "bf16"}
+"""Plans that send what PyTorch's hooks send; its PowerSGD computes otherwise than ours."""
+
+
+def plan_of(mode: Method) -> Plan | None:
+    """Return the plan that sends what a mode sends; None where none does.
+
+    Example:
+        >>> plan_of(Method("fp16", "", "hook", hook="fp16")) == Plan.of("bf16")
+        True
+    """
+    if mode.plan is not None:
+        return load_plan(mode.plan)
+    return Plan.of(_BY_HOOK[mode.hook]) if mode.hook in _BY_HOOK else None
+
+
+def predict(cell: Cell, modes: tuple[Method, ...], workload: Workload, hardware: Hardware) -> Cell:
+    """Fill in the predicted step times of a cell.
+
+    Computation is that of the measured mode `nosync`, where there is one; how
+    it divides into layers comes from the workload. The mode `nosync` itself is
+    what predictions are made from, and gets none.
+
+    Args:
+        cell: What was measured.
+        modes: Its modes, as they were asked for.
+        workload: The model's layers.
+        hardware: Speeds of codecs and links, where the cell was measured.
+    """
+    alone = next((m for m in cell.modes if m.family == "compute" and m.has_run), None)
+    work = workload if alone is None else as_measured(workload, alone)
+    asked = {mode.name: mode for mode in modes}
+    return replace(
+        cell,
+        modes=tuple(
+            replace(m, predicted_s=_step_s(asked[m.mode], work, hardware, cell.ranks))
+            if m.has_run
+            else m
+            for m in cell.modes
+        ),
+        inputs={"workload": work.to_json(), "hardware": hardware.to_json()},
+    )
+
+
+def as_measured(workload: Workload, alone: ModeResult) -> Workload:
+    """Scale a workload's times to the medians of steps without exchange."""
+    forward_s, backward_s, optimiser_s = (
+        median(getattr(s, name) for s in alone.steps)
+        for name in ("forward_s", "backward_s", "optimiser_s")
+    )
+    forward = forward_s / workload.forward_s if workload.forward_s else 1.0
+    backward = backward_s / workload.backward_s if workload.backward_s else 1.0
+    layers = tuple(
+        Layer(x.name, x.parameters, x.forward_s * forward, x.backward_s * backward)
+        for x in workload.layers
+    )
+    return replace(workload, layers=layers, optimiser_s=optimiser_s)
+
+
+def _step_s(mode: Method, workload: Workload, hardware: Hardware, ranks: int) -> float | None:
+    plan = plan_of(mode)
+    if plan is None:
+        return None
+    engine: Engine = "overlap" if mode.hook == "overlap" else "ddp"
+    # PyTorch's hooks reduce by the back end, gradwire exchanges directly.
+    collective: Collective = "direct" if mode.family == "gradwire" else "ring"
+    cap_mb = mode.bucket_cap_mb
+    bucket_bytes = BUCKET_BYTES if cap_mb is None else round(cap_mb * _MIB)
+    simulation = simulate(
+        plan,
+        workload,
+        hardware,
+        Cluster(ranks),
+        engine=engine,
+        bucket_bytes=bucket_bytes,
+        collective=collective,
+    )
+    return simulation.step_s

@@ -1,0 +1,213 @@
+"""The worker's side: all modes of a cell take turns, and every step is timed."""
+
+from __future__ import annotations
+
+import math
+import time
+import traceback
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+from gradwire.bench import models
+from gradwire.bench.events import Profiled, Refused, RoundDone, RoundStarted
+from gradwire.bench.exchange import wrap
+from gradwire.bench.profile import measure_inputs
+from gradwire.bench.settings import LEAST_STEPS, WARMUP_STEPS, CellJob
+from gradwire.comm.shaped import Link
+from gradwire.demo import tasks
+from gradwire.demo.events import Finished, MethodDone, MethodStarted, Validated
+from gradwire.demo.exchange import Exchange
+from gradwire.demo.run import BackwardClock, parameters_digest
+from gradwire.demo.settings import Method
+from gradwire.demo.worker import Tell
+from gradwire.lab.counters import interface_bytes
+from gradwire.report.results import StepTimes
+
+_TIMEOUT = timedelta(seconds=120)
+
+
+def run_cell(job: CellJob, rank: int, rendezvous: str, tell: Tell) -> None:
+    """Measure all modes of a cell, in rounds.
+
+    Args:
+        job: What to do.
+        rank: This process's number.
+        rendezvous: A file, not there yet, by which the ranks meet.
+        tell: Takes each event.
+    """
+    dist.init_process_group(
+        "gloo",
+        init_method=Path(rendezvous).as_uri(),
+        rank=rank,
+        world_size=job.ranks,
+        timeout=_TIMEOUT,
+    )
+    task = models.build(job.model, rank)
+    running: list[_Mode] = []
+    for mode in job.modes:
+        tell(MethodStarted(mode.name, 0))
+        started = _admit(job, mode, task, rank)
+        if isinstance(started, str):
+            tell(Refused(mode.name, started))
+        else:
+            tell(MethodStarted(mode.name, started.num_parameters))
+            running.append(started)
+    workload, hardware = measure_inputs(job, task, rank)
+    tell(Profiled(workload.to_json(), hardware.to_json()))
+    for number in range(job.rounds):
+        for one in running:
+            one.run_round(number, tell)
+    for one in running:
+        one.finish(tell)
+    tell(Finished(torch.__version__))
+
+
+def _admit(job: CellJob, mode: Method, task: tasks.Task, rank: int) -> _Mode | str:
+    """Start a mode and warm it up; return why it cannot run where it cannot."""
+    reason: str | None = None
+    try:
+        started = _Mode(job, mode, task, rank)
+        for _ in range(WARMUP_STEPS):
+            started.step()
+    except Exception as error:  # noqa: BLE001 - becomes the reason in the result
+        reason = _reason(error)
+    reasons: list[str | None] = [None] * job.ranks
+    dist.all_gather_object(reasons, reason)
+    return next((r for r in reasons if r is not None), None) or started
+
+
+def _with_waits(times: StepTimes, wait_s: float, overlap_s: float) -> StepTimes:
+    """Take what forward waited out of it; backward then waits for nothing."""
+    return StepTimes(
+        forward_s=max(0.0, times.forward_s - wait_s),
+        backward_s=times.backward_s + times.exposed_s,
+        exposed_s=min(wait_s, times.forward_s),
+        optimiser_s=times.optimiser_s,
+        overlap_s=overlap_s,
+    )
+
+
+def _reason(error: Exception) -> str:
+    """Say in a line what was raised, and where if it says nothing itself."""
+    if str(error):
+        return f"{type(error).__name__}: {str(error).splitlines()[0][:300]}"
+    place = traceback.extract_tb(error.__traceback__)[-1]
+    return f"{type(error).__name__} in {place.name} of {Path(place.filename).name}: {place.line}"
+
+
+@dataclass(slots=True)
+class _Took:
+    """What the last step took."""
+
+    times: StepTimes
+    sent_bytes: int
+
+
+class _Mode:
+    """One mode's model, which keeps training from round to round."""
+
+    def __init__(self, job: CellJob, mode: Method, task: tasks.Task, rank: int) -> None:
+        self._job = job
+        self._mode = mode
+        self._task = task
+        self._rank = rank
+        self._module = task.model(job.seed)
+        self._optimiser = task.optimiser(self._module)
+        link = None
+        if job.network != "lab":
+            rate = math.inf if job.rate_bytes_per_s is None else job.rate_bytes_per_s
+            link = Link(rate, job.latency_s)
+        self._exchange: Exchange = wrap(mode, self._module, self._optimiser, link)
+        self._clock = BackwardClock(self._module)
+        self._steps_done = 0
+        self._elapsed_s = 0.0
+        self._last_s = 0.0
+
+    @property
+    def num_parameters(self) -> int:
+        """Number of parameter values."""
+        return sum(p.numel() for p in self._module.parameters())
+
+    @property
+    def _is_synchronised(self) -> bool:
+        return self._mode.hook != "nosync"
+
+    def step(self) -> _Took:
+        """Make one step."""
+        batch = self._task.batch(self._rank, self._job.ranks, self._job.seed, self._steps_done)
+        exchange = self._exchange
+        start_s = time.perf_counter()
+        loss = tasks.loss_of(exchange.module, *batch)
+        forward_end_s = time.perf_counter()
+        loss.backward()  # type: ignore[no-untyped-call]
+        exchange.finish()
+        backward_end_s = time.perf_counter()
+        self._optimiser.step()
+        self._optimiser.zero_grad()
+        end_s = time.perf_counter()
+        self._steps_done += 1
+        self._last_s = end_s - start_s
+        self._elapsed_s += self._last_s
+        times = StepTimes(
+            forward_s=forward_end_s - start_s,
+            backward_s=self._clock.last_ready_s - forward_end_s,
+            exposed_s=backward_end_s - self._clock.last_ready_s,
+            optimiser_s=end_s - backward_end_s,
+        )
+        if exchange.waits is not None:
+            times = _with_waits(times, *exchange.waits())
+        return _Took(times, exchange.take_sent_bytes())
+
+    def run_round(self, number: int, tell: Tell) -> None:
+        """Make this mode's steps of a round, and score held-out data after them."""
+        count = self._count()
+        if number and count > LEAST_STEPS:
+            self.step()  # the caches are another mode's
+        dist.barrier()
+        tell(RoundStarted(self._mode.name, number))
+        carried_bytes, start_s = self._carried_bytes(), time.perf_counter()
+        took = [self.step() for _ in range(count)]
+        wall_s = time.perf_counter() - start_s
+        dist.barrier()
+        if self._job.network == "lab":
+            sent_bytes = self._carried_bytes() - carried_bytes
+        else:
+            sent_bytes = sum(t.sent_bytes for t in took)
+        steps = tuple(t.times for t in took)
+        tell(
+            RoundDone(
+                self._mode.name,
+                number,
+                steps,
+                round(sent_bytes / count) if self._is_synchronised else 0,
+                self._elapsed_s,
+                wall_s,
+            )
+        )
+        if self._is_synchronised:
+            self._validate(tell)
+
+    def _carried_bytes(self) -> int:
+        return interface_bytes().sent if self._job.network == "lab" else 0
+
+    def _count(self) -> int:
+        """Agree on the number of steps: rank 0's last step tells how many fit."""
+        fit = int(self._job.round_s / self._last_s) if self._last_s else self._job.steps
+        count = torch.tensor([max(LEAST_STEPS, min(self._job.steps, fit))])
+        dist.broadcast(count, 0)
+        return int(count)
+
+    def _validate(self, tell: Tell) -> None:
+        score = tasks.evaluate(self._task, self._module, self._rank, self._job.ranks)
+        if score.num_targets:
+            tell(Validated(self._mode.name, self._steps_done, *score))
+
+    def finish(self, tell: Tell) -> None:
+        """End the exchange and tell the parameters' digest."""
+        self._exchange.wait()
+        self._exchange.close()
+        tell(MethodDone(self._mode.name, parameters_digest(self._module)))

@@ -1,0 +1,133 @@
+"""Levels: what each number of bits sends, moves and loses, for one layer."""
+
+from __future__ import annotations
+
+import functools
+from typing import Literal
+
+from gradwire.planner.bits import Demand, Option, hull
+from gradwire.spec import (
+    AllReduce,
+    Broadcast,
+    CodecSpec,
+    Entry,
+    Float,
+    Quantize,
+    ReducerSpec,
+    Sign,
+    Sparse,
+    TwoPhase,
+    sent_bytes,
+)
+from gradwire.spec.adaptive import LEVELS
+
+Exchange = Literal["broadcast", "two_phase"]
+
+NORMAL_ERROR = 6.27
+"""`A` over the squared norm of normally distributed values, in blocks of 256."""
+SPARSE_DENSITY = 0.01
+_FLOAT_ERROR = {16: 2.8e-6 / NORMAL_ERROR, 32: 1e-15}
+_SPARSE_ERROR = 0.92 / NORMAL_ERROR
+_WITH_FEEDBACK = {1: 0.36 / NORMAL_ERROR, 2: 0.65 / NORMAL_ERROR}
+_WITHOUT = {1: 8.5 / NORMAL_ERROR, 2: 1.44 / NORMAL_ERROR}
+
+
+def codec(bits: int, *, feedback: bool) -> CodecSpec:
+    """Return the codec of a level, one whose residual stays bounded with feedback.
+
+    Example:
+        >>> codec(1, feedback=True), codec(4, feedback=True).bits
+        (Sign(block_size=1024), 4)
+    """
+    if bits == LEVELS[-1]:
+        return Float("float32")
+    if bits == LEVELS[-2]:
+        return Float("bfloat16")
+    if feedback and bits == 1:
+        return Sign()
+    return Quantize(bits, rounding="nearest" if feedback and bits == 2 else "stochastic")  # noqa: PLR2004 - see _WITH_FEEDBACK
+
+
+def factor(bits: int, *, feedback: bool) -> float:
+    """Return the squared error of a level over `A`.
+
+    `L = 2**(bits - 1) - 1` stochastic levels on each side of 0 lose a sixth of
+    the squared step, `A / (4 L**2)`; the others are measured on normal values,
+    see docs/explanation/codecs.md.
+
+    Example:
+        >>> factor(8, feedback=True) * 4**8 < 1.02
+        True
+    """
+    if bits in _FLOAT_ERROR:
+        return _FLOAT_ERROR[bits]
+    special = _WITH_FEEDBACK if feedback else _WITHOUT
+    return special[bits] if bits in special else 0.25 / (2 ** (bits - 1) - 1) ** 2
+
+
+def reducer(
+    codec_spec: CodecSpec, exchange: Exchange, *, feedback: bool, force: bool
+) -> ReducerSpec:
+    """Return the reducer of a codec. Sparse payloads are always broadcast."""
+    if exchange == "broadcast" or isinstance(codec_spec, Sparse):
+        return Broadcast(codec_spec, feedback, force=force)
+    return TwoPhase(codec_spec, feedback)
+
+
+def bf16_bytes(numel: int, world_size: int) -> int:
+    """Return what a bfloat16 all-reduce sends.
+
+    Example:
+        >>> bf16_bytes(1000, 2)
+        2000
+    """
+    return sent_bytes(AllReduce("bfloat16"), [Entry(0, (numel,))], world_size)
+
+
+@functools.lru_cache(maxsize=4096)
+def demand(
+    numel: int,
+    world_size: int,
+    exchange: Exchange,
+    bounds: tuple[int, int],
+    *,
+    feedback: bool,
+    force: bool,
+) -> Demand:
+    """Return what the solver can choose for a layer; errors are over its `A`.
+
+    Unless forced, no option of a broadcast above the floor moves more than
+    bfloat16 would.
+
+    Args:
+        numel: Values in the layer.
+        world_size: Number of ranks.
+        exchange: How it travels.
+        bounds: Floor and cap in bits.
+        feedback: Whether losses are owed.
+        force: Whether broadcast may move more than bfloat16.
+
+    Example:
+        >>> ways = demand(4096, 2, "broadcast", (3, 8), feedback=True, force=False)
+        >>> [o.bits for o in ways.options], [o.bits for o in ways.reliefs]
+        ([3, 4, 5, 6, 8], [None, 1])
+    """
+    entry = [Entry(0, (numel,))]
+
+    def option(bits: int | None) -> Option:
+        spec = Sparse(SPARSE_DENSITY) if bits is None else codec(bits, feedback=feedback)
+        way = reducer(spec, exchange, feedback=feedback, force=True)
+        error = _SPARSE_ERROR if bits is None else factor(bits, feedback=feedback)
+        name = "sparse" if bits is None else "bits"
+        return Option(bits, sent_bytes(way, entry, world_size), error, name)
+
+    floor, cap = bounds
+    options = hull(option(bits) for bits in LEVELS if floor <= bits <= cap)
+    if exchange == "broadcast" and not force:
+        limit = bf16_bytes(numel, world_size)
+        options = options[:1] + tuple(o for o in options[1:] if o.cost < limit)
+    ways = [option(bits) for bits in LEVELS if bits < floor]
+    if feedback:
+        ways.append(option(None))
+    cheaper = [o for o in ways if o.cost < options[0].cost]
+    return Demand(options, hull([*cheaper, options[0]])[:-1])

@@ -1,0 +1,254 @@
+"""AQGB's controller: spends exactly the time that computation hides on precision."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from gradwire.control.base import LayerStats, NetworkStats
+from gradwire.control.levels import (
+    NORMAL_ERROR,
+    SPARSE_DENSITY,
+    Exchange,
+    bf16_bytes,
+    codec,
+    demand,
+    reducer,
+)
+from gradwire.control.measured import JUMP, Measured
+from gradwire.control.progress import Schedule, schedule_of
+from gradwire.errors import SpecError
+from gradwire.planner.bits import Allocation, Demand, solve
+from gradwire.planner.greedy import excess
+from gradwire.spec import Broadcast, CodecSpec, ReducerSpec, Sparse
+from gradwire.spec.adaptive import Adaptive
+
+_ROUNDS: dict[Exchange, int] = {"broadcast": 1, "two_phase": 2}
+_LOSSES: dict[Exchange, float] = {"broadcast": 1.0, "two_phase": 2.0}
+"""Encodings on the way to the mean: each adds about the same squared error."""
+_WAIT_HIGH, _WAIT_LOW = 0.02, 0.005
+_BUSY = 0.95
+_LESS, _MORE = 0.85, 1.05
+_MARGINS = (0.4, 1.0)
+_PAYS = 0.02
+"""A change must lower the time to a loss by this part."""
+_LEAST = 1e-30
+"""Stands for an error of 0: gradients of zeros need no bits, but a plan."""
+_UNLIKE = 1.25
+"""Links that differ by more get bits of their own."""
+
+Bits = tuple[int | None, ...]
+"""The level of each layer; None for a sparse payload."""
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """A plan for the steps to come, and what is expected of it.
+
+    Attributes:
+        exchange: `"broadcast"` or `"two_phase"`.
+        bits: The level of each layer, one tuple for each sender, or one for all.
+        floor: Least bits that training asked for.
+        stall_s: Wait that could not be hidden.
+        error: Squared error of the exchanged gradient.
+        margin: Factor on budgets, from the waits that were measured.
+    """
+
+    exchange: Exchange
+    bits: tuple[Bits, ...]
+    floor: int
+    stall_s: float
+    error: float
+    margin: float
+
+
+class OverlapController:
+    """Chooses each layer's bits so that its transfer just fits into its window.
+
+    It solves anew every `settings.every` steps, or at once where a link's
+    bandwidth moved by more than a fifth. What was waited in spite of a plan
+    shrinks the budgets of the next, what was not used enlarges them. It keeps
+    its plan unless another is worth the change: the time to a loss is taken to
+    grow with the step and with 1 + the relative squared error.
+
+    Args:
+        settings: What may be chosen.
+
+    Example:
+        >>> controller = OverlapController(Adaptive(reducer="broadcast"))
+        >>> network = NetworkStats(2, (1e6, 1e6), 0.0, 0.0, 0.0, 0.5, 0.1)
+        >>> layers = [LayerStats("fc", 100_000, ready_s=0.1, due_s=0.2, wait_s=0.0, error=1.0)]
+        >>> controller.update(0, layers, network)["fc"].codec.bits
+        6
+        >>> controller.update(1, layers, network) is None
+        True
+    """
+
+    def __init__(self, settings: Adaptive | None = None) -> None:
+        self.settings = settings or Adaptive()
+        self.decision: Decision | None = None
+        self._schedule: Schedule = schedule_of(self.settings)
+        self._measured = Measured()
+        self._reducers: dict[str, ReducerSpec] = {}
+        self._solved: tuple[int, tuple[float, ...], tuple[str, ...]] | None = None
+        self._margin = 1.0
+
+    def update(
+        self, step: int, layers: Sequence[LayerStats], network: NetworkStats
+    ) -> Mapping[str, ReducerSpec] | None:
+        """See `Controller.update`.
+
+        Raises:
+            SpecError: Broadcast was asked for and would move more than a
+                bfloat16 all-reduce even at the floor.
+        """
+        if network.world_size == 1 or not layers:
+            return None
+        measured = self._measured
+        measured.add(layers, network)
+        if not self._is_due(step):
+            return None
+        self._learn_from_waits()
+        if self._solved is None or self._solved[2] != measured.names:
+            self._reducers = {}
+        self._solved = (step, measured.bandwidth, measured.names)
+        floor = self._schedule.floor(step, measured.relative_error)
+        ways = self._exchanges(floor, network.world_size)
+        best = min((self._decide(way, floor, network.world_size) for way in ways), key=self._time)
+        now = self.decision
+        is_kept = now is not None and now.floor == floor and self._keeps(best, network.world_size)
+        if is_kept:
+            return None
+        self.decision = best
+        measured.forget_waits()
+        chosen = self._reducers_of(best)
+        changed = {n: spec for n, spec in chosen.items() if self._reducers.get(n) != spec}
+        self._reducers = chosen
+        return changed or None
+
+    def _is_due(self, step: int) -> bool:
+        if self._solved is None:
+            return True
+        last, rates, names = self._solved
+        measured = self._measured
+        pairs = zip(rates, measured.bandwidth, strict=True)
+        has_moved = any(abs(now - then) > JUMP * then for then, now in pairs)
+        return names != measured.names or has_moved or step - last >= self.settings.every
+
+    def _learn_from_waits(self) -> None:
+        waits, step_s = self._measured.waits(), self._measured.step_s
+        if waits is None or self.decision is None or step_s <= 0:
+            return
+        wait_s, overlap_s = waits
+        unforeseen = (wait_s - self.decision.stall_s) / step_s
+        if unforeseen > _WAIT_HIGH:
+            self._margin = max(_MARGINS[0], self._margin * _LESS)
+        elif unforeseen < _WAIT_LOW and overlap_s < _BUSY * step_s:
+            self._margin = min(_MARGINS[1], self._margin * _MORE)
+
+    def _exchanges(self, floor: int, world_size: int) -> list[Exchange]:
+        """Return what may be used; broadcast only where it moves less than bfloat16."""
+        asked = self.settings.reducer
+        ways: list[Exchange] = ["two_phase", "broadcast"] if asked == "best" else [asked]
+        if "broadcast" in ways and not self.settings.force:
+            demands = self._demands("broadcast", floor, world_size)
+            least = sum(d.options[0].cost for d in demands)
+            limit = sum(bf16_bytes(n, world_size) for n in self._measured.numels)
+            if least >= limit and asked == "broadcast":
+                raise SpecError(
+                    "Adaptive.reducer",
+                    asked,
+                    f"sensible here: at the floor of {floor} bits it would send {least} bytes a"
+                    f" rank with {world_size} ranks, a bf16 all-reduce {limit}; use"
+                    " reducer='two_phase', a lower floor, or force=True",
+                )
+            if least >= limit:
+                ways.remove("broadcast")
+        return ways
+
+    def _demands(self, exchange: Exchange, floor: int, world_size: int) -> list[Demand]:
+        settings = self.settings
+        bounds, feedback, force = (floor, settings.cap), settings.feedback, settings.force
+        return [
+            demand(n, world_size, exchange, bounds, feedback=feedback, force=force)
+            for n in self._measured.numels
+        ]
+
+    def _weights(self, exchange: Exchange) -> list[float]:
+        return [max(a, _LEAST) * _LOSSES[exchange] for a in self._measured.errors]
+
+    def _decide(self, exchange: Exchange, floor: int, world_size: int) -> Decision:
+        """Solve for one exchange, for each link that differs."""
+        demands = self._demands(exchange, floor, world_size)
+        rates = self._rates(exchange)
+        found = {rate: self._solve(demands, rate, exchange) for rate in sorted(set(rates))}
+        solved = [found[rate] for rate in rates]
+        return Decision(
+            exchange,
+            tuple(tuple(o.bits for o in a.options) for a in solved),
+            floor,
+            max(a.excess / (rate * self._margin) for a, rate in zip(solved, rates, strict=True)),
+            sum(a.error for a in solved) / len(solved),
+            self._margin,
+        )
+
+    def _rates(self, exchange: Exchange) -> list[float]:
+        """Return the rate of each sender, or the slowest for all."""
+        rates = [max(rate, 1.0) for rate in self._measured.bandwidth]
+        differ = max(rates) > _UNLIKE * min(rates)
+        return (
+            rates if exchange == "broadcast" and self.settings.senders and differ else [min(rates)]
+        )
+
+    def _solve(self, demands: Sequence[Demand], rate: float, exchange: Exchange) -> Allocation:
+        rate *= self._margin
+        budgets = self._measured.budgets(rate, _ROUNDS[exchange])
+        worth = self._square() / max(self._measured.compute_s, 1e-9) / rate
+        most_error = self.settings.error_bound**2 * self._square()
+        return solve(demands, budgets, worth, most_error, self._weights(exchange))
+
+    def _square(self) -> float:
+        """Estimate the squared norm of the gradient."""
+        return max(sum(self._measured.errors) / NORMAL_ERROR, _LEAST)
+
+    def _time(self, decision: Decision) -> float:
+        """Return how long training takes, up to a factor that all decisions share."""
+        compute_s = max(self._measured.compute_s, 1e-9)
+        return (compute_s + decision.stall_s) * (1 + decision.error / self._square())
+
+    def _keeps(self, best: Decision, world_size: int) -> bool:
+        """Whether the present decision is nearly as good, with what is known now."""
+        now = self.decision
+        assert now is not None
+        if len(now.bits) != len(best.bits) or len(now.bits[0]) != len(best.bits[0]):
+            return False
+        demands = self._demands(now.exchange, now.floor, world_size)
+        weights, rates = self._weights(now.exchange), self._rates(now.exchange)
+        stall_s, error = 0.0, 0.0
+        for bits, rate in zip(now.bits, rates, strict=True):
+            chosen = [
+                next(o for o in (*d.options, *d.reliefs) if o.bits == b)
+                for d, b in zip(demands, bits, strict=True)
+            ]
+            budgets = self._measured.budgets(rate * self._margin, _ROUNDS[now.exchange])
+            over = excess((o.cost for o in chosen), budgets)
+            stall_s = max(stall_s, over / (rate * self._margin))
+            lost = sum(o.error * w for o, w in zip(chosen, weights, strict=True))
+            error += lost / len(rates)
+        same = Decision(now.exchange, now.bits, now.floor, stall_s, error, self._margin)
+        return self._time(same) <= (1 + _PAYS) * self._time(best)
+
+    def _reducers_of(self, decision: Decision) -> dict[str, ReducerSpec]:
+        return {
+            name: self._reducer(decision.exchange, [bits[i] for bits in decision.bits])
+            for i, name in enumerate(self._measured.names)
+        }
+
+    def _reducer(self, exchange: Exchange, bits: Sequence[int | None]) -> ReducerSpec:
+        feedback, force = self.settings.feedback, self.settings.force
+        codecs: list[CodecSpec] = [
+            Sparse(SPARSE_DENSITY) if b is None else codec(b, feedback=feedback) for b in bits
+        ]
+        if len(set(codecs)) == 1:
+            return reducer(codecs[0], exchange, feedback=feedback, force=force)
+        return Broadcast(codecs[0], feedback, tuple(codecs), force)

@@ -1,0 +1,157 @@
+"""Notes of one step: what ranks tell each other at every step, in the background.
+
+A note says which parameters had a gradient, in which order layers were used,
+and what was measured.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from gradwire.comm.base import Collective, Steps
+from gradwire.comm.priority import Rates
+from gradwire.control.base import LayerStats, NetworkStats
+from gradwire.engine.overlap_layers import Layer
+from gradwire.engine.overlap_stats import OverlapStep
+
+_LAYER_FIELDS = ("ready_s", "due_s", "wait_s")
+_NETWORK_FIELDS = 6
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """Sizes of a note's sections, in values."""
+
+    parameters: int
+    layers: int
+
+    @property
+    def numel(self) -> int:
+        """Values of a note."""
+        return self.parameters + self.layers * (2 + len(_LAYER_FIELDS)) + _NETWORK_FIELDS
+
+
+class Note:
+    """The notes of all ranks for one step.
+
+    Args:
+        shape: Sizes of its sections.
+        starts: By layer, the number of its first parameter.
+        world_size: Number of ranks.
+    """
+
+    def __init__(self, shape: Shape, starts: Sequence[int], world_size: int) -> None:
+        self._shape = shape
+        self._starts = starts
+        self._rows = torch.zeros(world_size, shape.numel)
+        self.done: Future[None] = Future()
+        self.done.set_running_or_notify_cancel()
+
+    def exchange(self, mine: Tensor, group: Collective) -> Steps[None]:
+        """Exchange this rank's note for those of all ranks."""
+        yield from group.all_gather(self._rows, mine)
+
+    def finish(self, error: BaseException | None) -> None:
+        """Tell whoever waits for it."""
+        if error is not None:
+            self.done.set_exception(error)
+        else:
+            self.done.set_result(None)
+
+    def used(self, layer: Layer) -> list[bool]:
+        """Return for each parameter of a layer whether any rank had a gradient."""
+        start = self._starts[layer.index]
+        own = self._rows[:, start : start + len(layer.parameters)]
+        flags: list[bool] = (own > 0).any(dim=0).tolist()
+        return flags
+
+    def order(self) -> list[int]:
+        """Return the layers in the order in which rank 0 used them."""
+        places = self._section(0)[0].tolist()
+        return sorted(range(self._shape.layers), key=lambda i: (places[i], i))
+
+    def layers(self, layers: Sequence[Layer]) -> list[LayerStats]:
+        """Return what was measured of layers, the worst over ranks, in rank 0's order."""
+        ready, due, wait = (self._section(2 + i) for i in range(len(_LAYER_FIELDS)))
+        columns = zip(
+            ready.amax(0).tolist(),
+            due.amin(0).tolist(),
+            wait.amax(0).tolist(),
+            self._section(1).double().mean(0).tolist(),
+            strict=True,
+        )
+        stats = [
+            LayerStats(layer.name, layer.buffer.numel(), *values)
+            for layer, values in zip(layers, columns, strict=True)
+        ]
+        return [stats[i] for i in self.order()]
+
+    def network(self) -> NetworkStats | None:
+        """Return what was measured of the network; None where some rank has nothing yet."""
+        rows = self._rows[:, -_NETWORK_FIELDS:].double()
+        bandwidth, latency, overlap, wait, step, error = rows.unbind(dim=1)
+        if not bool(torch.isfinite(rows).all()) or not bool((bandwidth > 0).all()):
+            return None
+        return NetworkStats(
+            world_size=len(rows),
+            bandwidth_bytes_per_s=tuple(bandwidth.tolist()),
+            latency_s=float(latency.max()),
+            overlap_s=float(overlap.min()),
+            wait_s=float(wait.max()),
+            step_s=float(step.max()),
+            relative_error=float(error.max()),
+        )
+
+    def _section(self, number: int) -> Tensor:
+        start = self._shape.parameters + number * self._shape.layers
+        return self._rows[:, start : start + self._shape.layers]
+
+
+def write(
+    used: Sequence[bool],
+    order: Sequence[Layer],
+    errors: Sequence[float],
+    step: OverlapStep | None,
+    rates: Rates,
+    shape: Shape,
+) -> Tensor:
+    """Write this rank's note, float32.
+
+    Args:
+        used: For each parameter, whether it had a gradient.
+        order: Layers in order of use.
+        errors: By layer, see `LayerStats.error`.
+        step: The latest whole step, None before there is one.
+        rates: Of this rank's link.
+        shape: Sizes of the sections.
+    """
+    count = shape.layers
+    places = torch.full((count,), float(count))
+    for place, layer in enumerate(order):
+        places[layer.index] = place
+    times = torch.zeros(len(_LAYER_FIELDS), count)
+    network = [math.nan] * _NETWORK_FIELDS
+    if step is not None:
+        by_name = {layer.name: layer for layer in step.layers}
+        for layer in order:
+            found = by_name.get(layer.name)
+            if found is not None:
+                row = [getattr(found, field) for field in _LAYER_FIELDS]
+                times[:, layer.index] = torch.tensor(row)
+        network = [
+            rates.bandwidth_bytes_per_s or math.nan,
+            rates.latency_s if rates.latency_s is not None else math.nan,
+            step.overlap_s,
+            step.wait_s,
+            step.step_s,
+            step.relative_error or 0.0,
+        ]
+    flags = torch.tensor(used, dtype=torch.float32)
+    sections = [flags, places, torch.tensor(errors), times.view(-1), torch.tensor(network)]
+    return torch.cat([s.to(torch.float32) for s in sections])

@@ -1,0 +1,116 @@
+"""Sender: starts the exchange of each layer, with its place among the others."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
+from typing import Any
+
+import torch
+
+from gradwire.comm.channel import Scratch
+from gradwire.comm.priority import PriorityMailbox
+from gradwire.engine.feedback import ErrorFeedback
+from gradwire.engine.overlap_exchange import CHANNELS, LayerExchange
+from gradwire.engine.overlap_layers import LayerTable
+from gradwire.engine.overlap_scheme import Schemes
+from gradwire.engine.overlap_turn import Turn
+from gradwire.engine.worker import Worker
+from gradwire.key import Key
+from gradwire.plan import Plan
+from gradwire.spec import ReducerSpec, reducer_from_dict, to_dict
+
+_MEASURED_EVERY = 10
+
+
+class Sender:
+    """Sends gradients off, front layers first.
+
+    Attributes:
+        order: Layers in order of use.
+        feedback: What each parameter owes.
+        under_way: Exchanges that are not done.
+        dense: Parameters that are not compressed, and why.
+
+    Args:
+        plan: Which reducer each parameter uses, at first.
+        table: The layers.
+        worker: What runs exchanges.
+        mailbox: Connects the ranks.
+        measure_always: Whether to estimate errors at every step.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        table: LayerTable,
+        worker: Worker,
+        mailbox: PriorityMailbox,
+        *,
+        measure_always: bool,
+    ) -> None:
+        parameters = table.parameters
+        assignments = plan.assign(parameters, mailbox.world_size)
+        self.order = list(table.layers)
+        self.feedback = ErrorFeedback(parameters, assignments, torch.device("cpu"))
+        self.under_way: set[Future[None]] = set()
+        self.dense = {n: a.dense_reason for n, a in assignments.items() if a.dense_reason}
+        self._plan = plan
+        self._layers = table.layers
+        self._worker = worker
+        self._mailbox = mailbox
+        self._measure_always = measure_always
+        offsets = self.feedback.offsets
+        self._schemes = Schemes(parameters, assignments, offsets, mailbox.world_size)
+        self._scratch = Scratch()
+        self._places = {layer.index: place for place, layer in enumerate(self.order)}
+
+    def send(self, turn: Turn) -> None:
+        """Send a layer's gradient off."""
+        layer = turn.layer
+        turn.exchange = LayerExchange(
+            self._schemes.of(layer, all_dense=turn.number < self._plan.warmup_steps),
+            layer.buffer,
+            Key(self._plan.seed, turn.number, self._mailbox.rank),
+            self.feedback.state,
+            [name for name, used in zip(layer.names, turn.used, strict=True) if not used],
+            is_measured=self._measure_always or turn.number % _MEASURED_EVERY == 1,
+        )
+        self.track(turn.exchange.done)
+        place = float(self._places[layer.index])
+        number = (turn.number * len(self._layers) + layer.index) * CHANNELS
+        mailbox = self._mailbox.at(place)
+        turn.exchange.submit(self._worker, mailbox, number, place, self._scratch)
+
+    def track(self, done: Future[None]) -> None:
+        """See to it that `close` waits for something."""
+        self.under_way.add(done)
+        done.add_done_callback(self.under_way.discard)
+
+    def follow(self, order: Sequence[int], reducers: Mapping[str, ReducerSpec]) -> None:
+        """Use another order, and other reducers where they are named."""
+        self.order = [self._layers[i] for i in order]
+        self._places = {layer.index: place for place, layer in enumerate(self.order)}
+        for layer in self._layers:
+            if layer.name in reducers:
+                self._schemes.change(layer, reducers[layer.name])
+
+    def reducers(self) -> dict[str, ReducerSpec]:
+        """Return the reducer that each parameter uses now."""
+        return self._schemes.current()
+
+    def state(self) -> dict[str, Any]:
+        """Return what to save beside residuals."""
+        return {
+            "turns": {layer.name: layer.turns for layer in self._layers},
+            "reducers": {name: to_dict(spec) for name, spec in self.reducers().items()},
+        }
+
+    def load(self, saved: Mapping[str, Any], scale: float | None) -> None:
+        """Take over a saved state, its residuals times `scale`."""
+        self.feedback.load(saved, scale)
+        turns = saved.get("turns", {})
+        for layer in self._layers:
+            layer.turns = int(turns.get(layer.name, saved["steps_done"]))
+        reducers = saved.get("reducers", {})
+        self._schemes.restore({name: reducer_from_dict(d) for name, d in reducers.items()})

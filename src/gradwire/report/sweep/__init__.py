@@ -1,0 +1,1 @@
+"""Reports of sweeps: the map of winners, break-even lines, scaling, cost."""
