@@ -35,18 +35,25 @@ def train(accelerator: Accelerator, folder: str | None) -> tuple[float, int, boo
     model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
     if folder:
         sync = gradwire_accelerate.attach(accelerator, model, "int4")  # the one line
-    loss = torch.zeros(())
-    for inputs, targets in loader:
-        with accelerator.accumulate(model):
-            loss = nn.functional.mse_loss(model(inputs), targets)
-            accelerator.backward(loss)
-            optimizer.step()
-            optimizer.zero_grad()
+
+    def epoch() -> float:
+        for inputs, targets in loader:
+            with accelerator.accumulate(model):
+                loss = nn.functional.mse_loss(model(inputs), targets)
+                accelerator.backward(loss)
+                optimizer.step()
+                optimizer.zero_grad()
+        return loss.item()
+
+    loss = epoch()
     if not folder:
-        return loss.item(), 0, replicas_equal(model)
+        return loss, 0, replicas_equal(model)
+    steps = sync.stats().steps_done
     accelerator.save_state(folder)
+    straight = epoch()
     accelerator.load_state(folder)
-    return loss.item(), sync.stats().steps_done, replicas_equal(model)
+    accelerator.print(f"resumed bit for bit: {epoch() == straight}")
+    return loss, steps, replicas_equal(model)
 
 
 accelerator = Accelerator(cpu=True, gradient_accumulation_steps=2)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 import sys
@@ -10,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from gradwire.hardware import Hardware
 from gradwire.lab.netns import Network, missing
 from gradwire.plan import load_plan
 
@@ -33,8 +33,8 @@ def test_launch_script_measures_plans_and_trains_over_two_hosts(monkeypatch, tmp
     assert "2 ranks, steps 0 to 4: 4 in all\nreplicas equal: True, loss fell: True" in outputs[0]
     assert "in all" not in outputs[1]
     assert {p.name for p in (tmp_path / "1").iterdir()} == set()
-    hardware = json.loads((tmp_path / "0" / "machine.json").read_text())
-    assert hardware["ranks"] == 2
+    hardware = Hardware.from_json((tmp_path / "0" / "machine.json").read_text())
+    assert hardware.between.ranks == 2
     assert load_plan(tmp_path / "0" / "plan.json").rules  # 20 Mbit/s: compression pays
 
 
