@@ -12,11 +12,13 @@ from torchft import Manager
 from torchft.ddp import DistributedDataParallel as FaultTolerantDDP
 
 from gradwire.comm.torch_dist import TorchMailbox
-from gradwire.engine.synchronizer import Synchronizer
+from gradwire.engine.synchronizer import Synchronizer, Variant
 from gradwire.errors import CollectiveError, RankMismatchError, SpecError
 from gradwire.integrations.agreement import device_of, parameters_of, trained
 from gradwire.plan import Plan, load_plan
 from gradwire.spec import ReducerSpec
+
+_LEAST_RANKS = 2
 
 
 class DistributedDataParallel(FaultTolerantDDP):
@@ -171,17 +173,15 @@ class Exchange:
         except BaseException:
             mailbox.close()
             raise
-        sync = Synchronizer(self._plan, self._parameters, mailbox, hold_unused=True)
-        state |= {
-            "rank": sync.rank,
-            "world_size": sync.world_size,
-            "steps_done": max(steps for steps, _ in everyone),
-        }
-        if "residual" in state:
-            sync.load_state_dict({f"rank{sync.rank}": state})
-        else:
-            fresh = sync.state_dict()[f"rank{sync.rank}"] | state
-            sync.load_state_dict({f"rank{sync.rank}": fresh})
+        # Alone, everything would shrink; what is owed must not depend on who else is there.
+        chosen = self._plan.assign(self._parameters, max(_LEAST_RANKS, mailbox.world_size))
+        sync = Synchronizer(
+            self._plan, self._parameters, mailbox, hold_unused=True, variant=Variant(chosen)
+        )
+        key = f"rank{sync.rank}"
+        place = {"rank": sync.rank, "world_size": sync.world_size}
+        steps = {"steps_done": max(steps for steps, _ in everyone)}
+        sync.load_state_dict({key: sync.state_dict()[key] | state | place | steps})
         self.sync, self._group, self._has_failed = sync, group, False
         self.connections += 1
 
