@@ -1,6 +1,6 @@
 """Accelerate: attach after `prepare`; `save_state` and `load_state` carry what is owed.
 
-    torchrun --standalone --nproc-per-node 2 with_accelerate.py
+Run: `torchrun --standalone --nproc-per-node 2 with_accelerate.py`
 """
 
 from __future__ import annotations

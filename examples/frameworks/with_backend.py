@@ -1,6 +1,6 @@
 """Lightning again, without a line changed in it but the back end's name.
 
-    GRADWIRE_PLAN=int8 torchrun --standalone --nproc-per-node 2 with_backend.py
+Run: `GRADWIRE_PLAN=int8 torchrun --standalone --nproc-per-node 2 with_backend.py`
 """
 
 from __future__ import annotations
@@ -66,4 +66,4 @@ if trainer.is_global_zero:
     group = dist.group.WORLD
     print(f"{group.encoded_calls} all-reduces encoded, {group.sent_bytes} bytes sent")
     print(f"replicas equal: {equal}")
-    print(f"loss below 0.5: {model.last.item() < 0.5}")
+    print(f"loss below that of zeros: {model.last < x[:, :4].sin().square().mean()}")

@@ -1,6 +1,6 @@
 """Lightning Fabric: attach to what `setup` returns.
 
-    torchrun --standalone --nproc-per-node 2 with_fabric.py
+Run: `torchrun --standalone --nproc-per-node 2 with_fabric.py`
 """
 
 from __future__ import annotations

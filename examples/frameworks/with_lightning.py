@@ -1,6 +1,6 @@
 """Lightning: a strategy, or a callback beside the plain `ddp` strategy.
 
-    torchrun --standalone --nproc-per-node 2 with_lightning.py
+Run: `torchrun --standalone --nproc-per-node 2 with_lightning.py`
 """
 
 from __future__ import annotations
@@ -83,7 +83,8 @@ straight = train(GradwireCallback("int4"), steps=2 * STEPS)
 same = resumed.lightning_module.last.item() == straight.lightning_module.last.item()
 equal = replicas_equal(resumed.lightning_module)
 if trainer.is_global_zero:
-    print(f"steps: strategy {strategy.sync.stats().steps_done}, callback {callback.sync.stats().steps_done}")
+    for name, user in (("strategy", strategy), ("callback", callback)):
+        print(f"{name}: {user.sync.stats().steps_done} compressed steps")
     print(f"replicas equal: {equal}")
     print(f"loss within 2 % of Lightning's own: {abs(ours - plain) < 0.02 * plain}")
     print(f"resumed bit for bit: {same}, {again.sync.stats().steps_done} steps in all")

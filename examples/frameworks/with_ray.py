@@ -1,6 +1,6 @@
 """Ray Train: `prepare_model` with gradwire attached.
 
-    python with_ray.py
+Run: `python with_ray.py`
 """
 
 from __future__ import annotations
@@ -75,5 +75,6 @@ if __name__ == "__main__":
         found = json.loads(Path(place, "result.json").read_text())
     print(f"{found['steps']} compressed steps")
     print(f"replicas equal: {found['equal']}")
-    print(f"loss within 2 % of Ray's own: {abs(found['ours'] - found['plain']) < 0.02 * found['plain']}")
+    plain, ours = found["plain"], found["ours"]
+    print(f"loss within 2 % of Ray's own: {abs(ours - plain) < 0.02 * plain}")
     ray.shutdown()

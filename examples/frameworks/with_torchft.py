@@ -1,6 +1,6 @@
 """torchft: two replicas, of which one crashes and comes back.
 
-    python with_torchft.py
+Run: `python with_torchft.py`
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import logging
 import multiprocessing
 import os
 from datetime import timedelta
+from multiprocessing.process import BaseProcess
 from multiprocessing.queues import Queue
 from typing import Any
 
@@ -23,12 +24,15 @@ from torchft.ddp import DistributedDataParallel as PlainDDP
 
 from gradwire.integrations.torchft import DistributedDataParallel
 
-TOGETHER = 6
+TOGETHER, REPLICAS, MEETINGS = 6, 2, 3
 LIMIT = timedelta(seconds=60)
 
 
-def train(replica: int, crashes: bool, until: int, lighthouse: str, results: Queue[Any]) -> None:
-    """Train two models, with torchft's averaging and with gradwire's, for steps made together."""
+def train(replica: int, until: int, lighthouse: str, results: Queue[Any] | None) -> None:
+    """Train two models, with torchft's averaging and with gradwire's, for steps made together.
+
+    Without a place for results, crash at the end.
+    """
     logging.disable()
     torch.set_num_threads(1)
     torch.manual_seed(0)
@@ -64,8 +68,8 @@ def train(replica: int, crashes: bool, until: int, lighthouse: str, results: Que
             loss.backward()
         before = manager.current_step()
         optimizer.step()
-        together += manager.current_step() > before and manager.num_participants() == 2
-    if crashes:
+        together += manager.current_step() > before and manager.num_participants() == REPLICAS
+    if results is None:
         os._exit(1)
     digest = hashlib.sha256(b"".join(p.detach().numpy().tobytes() for p in models.parameters()))
     connections = ours.exchange.connections
@@ -82,19 +86,19 @@ if __name__ == "__main__":
     spawn = multiprocessing.get_context("spawn")
     results = spawn.Queue()
 
-    def start(replica: int, until: int, *, crashes: bool = False) -> Any:
+    def start(replica: int, until: int, *, crashes: bool = False) -> BaseProcess:
         """Start a replica in a process of its own."""
-        arguments = (replica, crashes, until, server.address(), results)
+        arguments = (replica, until, server.address(), None if crashes else results)
         process = spawn.Process(target=train, args=arguments, daemon=True)
         process.start()
         return process
 
-    first = start(0, 2 * TOGETHER)
+    start(0, 2 * TOGETHER)
     start(1, TOGETHER, crashes=True).join()
     start(1, TOGETHER)
     found = sorted(results.get(timeout=120) for _ in range(2))
     server.shutdown()
     (_, one, losses, connections), (_, two, *_) = found
-    print(f"replica 1 crashed and came back, replica 0 connected anew: {connections >= 3}")
+    print(f"replica 1 crashed and came back, replica 0 connected anew: {connections >= MEETINGS}")
     print(f"replicas equal: {one == two}")
     print(f"loss within 5 % of torchft's own: {abs(losses[1] - losses[0]) < 0.05 * losses[0]}")

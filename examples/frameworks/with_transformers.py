@@ -1,6 +1,6 @@
 """Transformers: a callback for the Trainer.
 
-    torchrun --standalone --nproc-per-node 2 with_transformers.py
+Run: `torchrun --standalone --nproc-per-node 2 with_transformers.py`
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ def folder() -> str:
     return place[0]
 
 
-TrainingArguments(tempfile.mkdtemp(), use_cpu=True).device  # starts torch.distributed
+_ = TrainingArguments(tempfile.mkdtemp(), use_cpu=True).device  # starts torch.distributed
 plain = trainer(folder(), STEPS).train().training_loss
 place = folder()
 run = trainer(place, STEPS)

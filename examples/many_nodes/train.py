@@ -1,6 +1,6 @@
 """Training that runs on any number of hosts, and goes on with another number of them.
 
-    torchrun --standalone --nproc-per-node 2 train.py --steps 20
+Run: `torchrun --standalone --nproc-per-node 2 train.py --steps 20`
 """
 
 from __future__ import annotations
@@ -19,13 +19,14 @@ import gradwire
 from gradwire.integrations.checkpoint import load_rank, save_rank
 
 SAVED_EVERY = 4
+STARTS = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
 
 
 def join() -> tuple[int, int]:
     """Start torch.distributed; return this rank and the number of ranks."""
     store, rank, world_size = next(dist.rendezvous("env://"))
     # torchrun --standalone keeps its store when it restarts ranks, old addresses included.
-    store = dist.PrefixStore(f"start{os.environ['TORCHELASTIC_RESTART_COUNT']}", store)
+    store = dist.PrefixStore(f"start{STARTS}", store)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=world_size)
     return rank, world_size
 
@@ -80,7 +81,7 @@ def main() -> None:
     optimizer = torch.optim.SGD(net.parameters(), lr=0.05)
     begin = loss(net, 0).item()
     for step in range(first, options.steps):
-        if step == options.crash_at and rank == 1 and os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
+        if (step, rank) == (options.crash_at, 1) and STARTS == "0":
             os._exit(1)
         optimizer.zero_grad()
         loss(ddp, step * world_size + rank).backward()
@@ -93,14 +94,15 @@ def main() -> None:
             dist.barrier()  # all files are there: only now is it the latest
             if rank == 0:
                 (options.folder / "new").write_text(saved.name)
-                os.replace(options.folder / "new", latest)
+                (options.folder / "new").replace(latest)
 
     mine = b"".join(p.detach().numpy().tobytes() for p in net.parameters())
     everyone: list[bytes | None] = [None] * world_size
     dist.all_gather_object(everyone, mine)
     if rank == 0:
-        print(f"{world_size} ranks, steps {first} to {options.steps}: {sync.stats().steps_done} in all")
-        print(f"replicas equal: {set(everyone) == {mine}}, loss fell: {loss(net, 0).item() < begin}")
+        done, fell = sync.stats().steps_done, loss(net, 0).item() < begin
+        print(f"{world_size} ranks, steps {first} to {options.steps}: {done} in all")
+        print(f"replicas equal: {set(everyone) == {mine}}, loss fell: {fell}")
         for name, reason in sync.stats().dense.items():
             print(f"float32: {name} ({reason})")
     sync.close()

@@ -126,7 +126,7 @@ def test_subgroups_sharded_models_and_attach_work_on_it():
 
 def test_different_plans_and_a_lost_rank_are_told():
     def body(rank):
-        with pytest.raises(RankMismatchError, match="plans differ.*GRADWIRE_PLAN"):
+        with pytest.raises(RankMismatchError, match=r"plans differ.*GRADWIRE_PLAN"):
             dist.new_group([0, 1], backend="gradwire", pg_options=f"int{4 + rank}")
         return rank
 

@@ -53,7 +53,7 @@ def _residual(model):
     return torch.cat([t.reshape(-1) for t in state["residual"].values()])
 
 
-def _made(rank):
+def _made():
     store = dist.PrefixStore("torchft", dist.group.WORLD.get_group_store())
     manager = Played(store)
     return manager, DistributedDataParallel(manager, mlp(depth=2), everywhere("int4"), timeout_s=5)
@@ -61,7 +61,7 @@ def _made(rank):
 
 def test_what_is_owed_is_kept_in_the_unit_of_the_new_quorum():
     def body(rank):
-        manager, model = _made(rank)
+        manager, model = _made()
         manager.meet("both", rank, 2)
         for step in range(3):
             _backward(model, 10 * step + rank)
@@ -85,7 +85,7 @@ def test_what_is_owed_is_kept_in_the_unit_of_the_new_quorum():
 
 def test_failed_step_is_taken_back_and_told_to_the_manager():
     def body(rank):
-        manager, model = _made(rank)
+        manager, model = _made()
         manager.meet("both", rank, 2)
         _backward(model, rank)
         owed = digest([_residual(model)])
@@ -109,7 +109,7 @@ def test_failed_step_is_taken_back_and_told_to_the_manager():
 
 def test_healing_replica_contributes_zeros_and_owes_nothing_from_before():
     def body(rank):
-        manager, model = _made(rank)
+        manager, model = _made()
         manager.meet(f"alone {rank}", 0, 1)
         _backward(model, rank)
         manager.heals = rank == 1

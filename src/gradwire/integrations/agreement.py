@@ -186,6 +186,7 @@ def _ddp_name(name: str) -> str:
 
 
 def parameters_of(ddp: DDP) -> list[Parameter]:
+    """Return what a plan needs to know of the parameters that our hook sees."""
     sparse = {
         id(module.weight)
         for module in ddp.module.modules()

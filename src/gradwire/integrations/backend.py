@@ -30,7 +30,7 @@ NAME = "gradwire"
 PLAN_VARIABLE = "GRADWIRE_PLAN"
 """Environment variable with the plan: a short name, or the path of a plan file."""
 
-_ENCODED_OPS = (dist.ReduceOp.SUM, dist.ReduceOp.AVG)
+_ENCODED_OPS: tuple[Any, ...] = (dist.ReduceOp.SUM, dist.ReduceOp.AVG)
 _ENCODED_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
@@ -74,7 +74,8 @@ class GradwireProcessGroup(dist.ProcessGroup):
         timeout: timedelta,
         plan: Plan | ReducerSpec | str | Path | None = None,
     ) -> None:
-        super().__init__(rank, world_size)  # type: ignore[call-arg] - what can be subclassed
+        # The stub has only the constructor that subclasses cannot use.
+        super().__init__(rank, world_size)  # type: ignore[call-arg]
         self._store = store
         gloo = dist.ProcessGroupGloo(PrefixStore("gloo", store), rank, world_size, timeout)
         self._set_default_backend(dist.ProcessGroup.BackendType.GLOO)
@@ -106,7 +107,7 @@ class GradwireProcessGroup(dist.ProcessGroup):
         """Return `gradwire`."""
         return NAME
 
-    def allreduce(  # type: ignore[override] - which takes three signatures
+    def allreduce(  # type: ignore[override]
         self,
         tensors: Any,  # noqa: ANN401
         *args: Any,  # noqa: ANN401

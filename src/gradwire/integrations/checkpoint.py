@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -29,7 +28,7 @@ def save_rank(sync: Synchronizer, folder: str | Path) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_suffix(".partial")
     torch.save(sync.state_dict(), partial)
-    os.replace(partial, path)
+    partial.replace(path)
     return path
 
 

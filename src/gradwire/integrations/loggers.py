@@ -55,8 +55,8 @@ def _gauges(registry: Any) -> Callable[[StepStats], None]:  # noqa: ANN401 - Pro
     def write(stats: StepStats) -> None:
         for name, value in {**stats.scalars(), "gradwire/step": stats.step}.items():
             if name not in gauges:
-                words = name.partition("/")[2].replace("_", " ")
-                gauges[name] = Gauge(name.replace("/", "_"), f"{words} of a step", registry=registry)
+                words = name.partition("/")[2].replace("_", " ") + " of a step"
+                gauges[name] = Gauge(name.replace("/", "_"), words, registry=registry)
             gauges[name].set(value)
 
     return write

@@ -75,7 +75,11 @@ class Exchange:
     """
 
     def __init__(
-        self, manager: Manager, plan: Plan, ddp: nn.parallel.DistributedDataParallel, timeout_s: float
+        self,
+        manager: Manager,
+        plan: Plan,
+        ddp: nn.parallel.DistributedDataParallel,
+        timeout_s: float,
     ) -> None:
         device = device_of(ddp)
         if device.type != "cpu":
@@ -161,15 +165,7 @@ class Exchange:
         store = PrefixStore("gradwire", group.get_group_store())
         mailbox = TorchMailbox(group, timeout_s=self._timeout_s, store=store)
         try:
-            mine = (self._plan.digest(), [tuple(p) for p in self._parameters])
-            everyone = [
-                v for v in mailbox.gather_objects((state["steps_done"], mine)) if isinstance(v, tuple)
-            ]
-            different = [r for r, (_, theirs) in enumerate(everyone) if theirs != mine]
-            if different:
-                detail = f"plan or parameters of replicas {different} differ from this one's"
-                digests = {r: str(theirs[0]) for r, (_, theirs) in enumerate(everyone)}
-                raise RankMismatchError("quorum", mailbox.rank, detail, digests)
+            steps_done = self._agree(state["steps_done"], mailbox)
         except BaseException:
             mailbox.close()
             raise
@@ -180,10 +176,26 @@ class Exchange:
         )
         key = f"rank{sync.rank}"
         place = {"rank": sync.rank, "world_size": sync.world_size}
-        steps = {"steps_done": max(steps for steps, _ in everyone)}
-        sync.load_state_dict({key: sync.state_dict()[key] | state | place | steps})
+        fresh = sync.state_dict()[key]
+        sync.load_state_dict({key: fresh | state | place | {"steps_done": steps_done}})
         self.sync, self._group, self._has_failed = sync, group, False
         self.connections += 1
+
+    def _agree(self, steps_done: int, mailbox: TorchMailbox) -> int:
+        """Return the number of steps that all count from, the highest of theirs.
+
+        Raises:
+            RankMismatchError: Replicas differ in plan or parameters.
+        """
+        mine = (self._plan.digest(), [tuple(p) for p in self._parameters])
+        told = mailbox.gather_objects((steps_done, mine))
+        everyone = [reading for reading in told if isinstance(reading, tuple)]
+        different = [r for r, (_, theirs) in enumerate(everyone) if theirs != mine]
+        if different:
+            detail = f"plan or parameters of replicas {different} differ from this one's"
+            digests = {r: str(theirs[0]) for r, (_, theirs) in enumerate(everyone)}
+            raise RankMismatchError("quorum", mailbox.rank, detail, digests)
+        return max(int(steps) for steps, _ in everyone)
 
     def _state(self) -> dict[str, Any]:
         """Return what this replica owes, as before a step that failed."""
