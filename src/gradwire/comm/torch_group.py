@@ -1,4 +1,4 @@
-"""What `torch.distributed` does not say of its groups: their time limit, a place to meet."""
+"""What torch.distributed does not say of a group: its time limit, a meeting place."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Hugging Face Accelerate: one line after `prepare`, or a handler for those who configure."""
+"""Hugging Face Accelerate: one line after `prepare`, or a handler."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def attach(
     plan: Plan | ReducerSpec | str | Path | None = None,
     **options: Any,  # noqa: ANN401 - those of `gradwire.attach`
 ) -> Synchronizer:
-    """Compress the gradients of a prepared model; `save_state` then saves what is owed too.
+    """Compress the gradients of a prepared model, and save what is owed.
 
     Args:
         accelerator: The one that prepared the model.

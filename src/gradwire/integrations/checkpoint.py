@@ -1,4 +1,4 @@
-"""State in checkpoints of trainers: a file a rank, or all ranks' states in one dictionary."""
+"""State in checkpoints of trainers: a file a rank, or one dictionary of all."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _NAME = "gradwire_rank{}.pt"
 
 
 def save_rank(sync: Synchronizer, folder: str | Path) -> Path:
-    """Write this rank's state into a folder, whole or not at all; call it on every rank.
+    """Write this rank's state into a folder, on every rank; whole or not at all.
 
     Returns:
         The file, `gradwire_rank<r>.pt`.
@@ -49,6 +49,6 @@ def load_rank(sync: Synchronizer, folder: str | Path) -> None:
 
 
 def gather_state(sync: Synchronizer) -> dict[str, Any]:
-    """Return every rank's state, for trainers whose rank 0 saves for all; a collective."""
+    """Return every rank's state, for a rank 0 that saves for all; a collective."""
     states = [s for s in sync.gather_objects(sync.state_dict()) if isinstance(s, Mapping)]
     return {key: state for states_of_rank in states for key, state in states_of_rank.items()}

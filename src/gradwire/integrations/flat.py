@@ -1,4 +1,4 @@
-"""FlatAverager: averages flat tensors of which nothing is known but size and order."""
+"""FlatAverager: averages flat tensors, known by size and order only."""
 
 from __future__ import annotations
 

@@ -97,7 +97,7 @@ class Exchange:
         self._has_failed = False
 
     def start(self, bucket: GradBucket) -> torch.futures.Future[Tensor]:
-        """Start averaging a bucket; what goes wrong is told to the manager, as torchft wants."""
+        """Start averaging a bucket; what goes wrong is told to the manager."""
         buffer = bucket.buffer()
         arrived: torch.futures.Future[Tensor] = torch.futures.Future()
         if bucket.index() == 0:

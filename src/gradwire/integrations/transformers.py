@@ -15,7 +15,7 @@ from gradwire.spec import ReducerSpec
 
 
 class GradwireCallback(TrainerCallback):
-    """Attaches when training begins, and saves and loads what is owed with the Trainer's state.
+    """Attaches when training begins; saves and loads what is owed.
 
     Args:
         trainer: The trainer it is added to: Transformers tells callbacks the
