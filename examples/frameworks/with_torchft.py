@@ -81,7 +81,7 @@ def train(replica: int, until: int, lighthouse: str, results: Queue[Any] | None)
 
 if __name__ == "__main__":
     server = LighthouseServer(
-        bind="[::]:0", min_replicas=1, join_timeout_ms=10_000, heartbeat_timeout_ms=3_000
+        bind="[::]:0", min_replicas=1, join_timeout_ms=10_000, heartbeat_timeout_ms=8_000
     )
     spawn = multiprocessing.get_context("spawn")
     results = spawn.Queue()
