@@ -17,8 +17,8 @@ PIP := PIP_CONSTRAINT=$(CONSTRAINTS) PIP_BUILD_CONSTRAINT=$(CONSTRAINTS) \
 INDEX := $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX))
 SOURCES := $(shell find src -type f -not -path '*/__pycache__/*' -not -name '*.so') $(wildcard CMakeLists.txt)
 
-.PHONY: demo test lint types contracts news docs pytest bench sweep
-.PHONY: bench-kernels bench-exchange bench-simulator bench-gpu fmt clean
+.PHONY: demo test test-frameworks lint types contracts news docs pytest bench sweep
+.PHONY: bench-kernels bench-exchange bench-frameworks bench-simulator bench-gpu fmt clean
 .DELETE_ON_ERROR:
 
 demo: .venv/package.stamp
@@ -44,6 +44,11 @@ test: lint types contracts news docs pytest
 	$(PIP) $(INDEX) --group dev --group docs
 	@touch $@
 
+.venv/frameworks.stamp: .venv/package.stamp .venv/tools.stamp
+	@echo 'Installing the frameworks that gradwire is tested with ...'
+	$(PIP) $(INDEX) --group frameworks
+	@touch $@
+
 lint: .venv/tools.stamp
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
@@ -64,9 +69,14 @@ docs: .venv/package.stamp .venv/tools.stamp
 pytest: export OMP_NUM_THREADS = 1
 pytest: .venv/package.stamp .venv/tools.stamp
 	$(BIN)/coverage erase
-	$(BIN)/coverage run -m pytest --doctest-modules --pyargs tests gradwire
+	$(BIN)/coverage run -m pytest --doctest-modules --doctest-ignore-import-errors --pyargs tests gradwire
 	$(BIN)/coverage combine --quiet
 	$(BIN)/coverage report
+
+# Eighty more packages and a dozen launches: apart from `test`, which skips these.
+test-frameworks: export OMP_NUM_THREADS = 1
+test-frameworks: .venv/package.stamp .venv/tools.stamp .venv/frameworks.stamp
+	$(BIN)/python -m pytest --doctest-modules --pyargs tests/frameworks gradwire.integrations
 
 # The scale study of the docs: modelled A100s, 2 to 1,024 ranks, 100 Mbit/s to 400 Gbit/s.
 sweep: .venv/package.stamp
@@ -88,6 +98,9 @@ bench-kernels: .venv/package.stamp
 
 bench-exchange: .venv/package.stamp
 	$(BIN)/python benchmarks/exchange.py $(ARGS)
+
+bench-frameworks: .venv/package.stamp .venv/frameworks.stamp
+	$(BIN)/python benchmarks/frameworks.py $(ARGS)
 
 bench-simulator: .venv/package.stamp
 	$(BIN)/python benchmarks/simulator.py $(ARGS)

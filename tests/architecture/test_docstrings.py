@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import inspect
 import pkgutil
 from types import ModuleType
@@ -12,12 +13,17 @@ import pytest
 import gradwire
 
 MAX_FIRST_LINE = 80
+EXTRAS = {
+    f"gradwire.integrations.{package}": package
+    for package in ("accelerate", "lightning", "ray", "torchft", "transformers")
+}
+MISSING = {m: p for m, p in EXTRAS.items() if importlib.util.find_spec(p) is None}
 
 
 def _modules():
     yield gradwire
     for info in pkgutil.walk_packages(gradwire.__path__, "gradwire."):
-        if not info.name.rsplit(".", 1)[1].startswith("_"):
+        if not info.name.rsplit(".", 1)[1].startswith("_") and info.name not in MISSING:
             yield importlib.import_module(info.name)
 
 
@@ -43,6 +49,13 @@ def _public(module):
 
 DOCUMENTED = {name: value for module in _modules() for name, value in _public(module)}
 PUBLIC = sorted(set(gradwire.__all__) - {"__version__"})
+
+
+@pytest.mark.parametrize("name", EXTRAS)
+def test_module_of_an_extra_is_among_them(name):
+    if name in MISSING:
+        pytest.skip(f"{MISSING[name]} is not installed")
+    assert name in DOCUMENTED
 
 
 def test_modules_are_found():

@@ -10,6 +10,7 @@ import gradwire
 from gradwire.integrations.loggers import log_to
 from gradwire.key import name_hash
 from gradwire.plan import DENSE, Parameter, Plan
+from gradwire.report import timeline_html
 from gradwire.spec import Entry
 
 _SHAPES = ((40, 33), (300,), (5, 4), (64, 16))
@@ -202,5 +203,23 @@ def test_plan_none_reports_every_parameter_as_dense():
         assert everywhere("none").rules[0].reducer == DENSE
         assert sync.stats().recent[-1].times_smaller == 1
         assert_replicas_agree(ddp)
+
+    run_processes(2, body)
+
+
+def test_measured_timeline_shows_all_buckets_in_order():
+    def body(rank):
+        ddp, sync = wrap(Given(*_SHAPES), "int4", bucket_cap_mb=0.001)
+        for _ in range(2):
+            step(ddp, *(draw(*shape, seed=rank) for shape in _SHAPES))
+        last = sync.stats().recent[-1]
+        line = last.timeline(rank)
+        assert {s.layer for s in line.spans} == {f"bucket {b.index}" for b in last.buckets}
+        assert {s.kind for s in line.spans} == {"encode", "transfer", "decode"}
+        assert line.sent_bytes(rank) == last.sent_bytes
+        assert all(0 <= s.start_s <= s.end_s <= line.step_s for s in line.spans)
+        assert "bucket 0" in timeline_html(line)
+        assert_replicas_agree(ddp)
+        sync.close()
 
     run_processes(2, body)

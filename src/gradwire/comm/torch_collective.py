@@ -14,7 +14,7 @@ from torch._C._distributed_c10d import Store
 from gradwire.comm.base import Steps
 from gradwire.comm.channel import Scratch, all_reduce_by_shards
 from gradwire.comm.record import Traffic
-from gradwire.comm.torch_dist import fresh_store, limit_s
+from gradwire.comm.torch_group import fresh_store, limit_s
 from gradwire.errors import CollectiveError, SpecError
 from gradwire.spec import even_transfers
 

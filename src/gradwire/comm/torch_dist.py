@@ -8,7 +8,6 @@ import pickle
 import queue
 import threading
 import time
-import uuid
 import weakref
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -22,6 +21,7 @@ from torch._C._distributed_c10d import Store
 from torch.profiler import record_function
 
 from gradwire.comm.base import Pending
+from gradwire.comm.torch_group import fresh_store, limit_s
 from gradwire.errors import CollectiveError, SpecError
 
 MAX_WORK_BYTES = 1 << 30
@@ -50,6 +50,8 @@ class TorchMailbox:
         group: The ranks, or None for all of them.
         timeout_s: After so many seconds from its start an exchange has
             failed; the group's own limit if None.
+        store: Where the ranks meet, used for nothing else. If None, they agree
+            on a place, for which the group must be one of `torch.distributed`'s.
 
     Raises:
         CollectiveError: The ranks could not be connected.
@@ -65,7 +67,13 @@ class TorchMailbox:
         >>> dist.destroy_process_group()
     """
 
-    def __init__(self, group: dist.ProcessGroup | None, *, timeout_s: float | None = None) -> None:
+    def __init__(
+        self,
+        group: dist.ProcessGroup | None,
+        *,
+        timeout_s: float | None = None,
+        store: Store | None = None,
+    ) -> None:
         parent = group if group is not None else dist.group.WORLD
         if parent is None:
             raise SpecError("group", group, "usable before torch.distributed.init_process_group")
@@ -73,7 +81,8 @@ class TorchMailbox:
         self.world_size = parent.size()
         self.timeout_s = limit_s(parent) if timeout_s is None else timeout_s
         try:
-            self._wire = _Wire(_connect(parent, self.timeout_s), self.rank, self.world_size)
+            backend = _connect(parent, self.timeout_s, store or fresh_store(parent))
+            self._wire = _Wire(backend, self.rank, self.world_size)
         except RuntimeError as error:
             raise CollectiveError("connect", self.rank, str(error)) from error
         self._closer = weakref.finalize(self, self._wire.close)
@@ -279,29 +288,6 @@ class _Wire:
                 backend.recv([torch.empty(1)], peer, _NEVER_TAG).wait(timedelta(milliseconds=1))
 
 
-def _connect(parent: dist.ProcessGroup, timeout_s: float) -> _Backend:
+def _connect(parent: dist.ProcessGroup, timeout_s: float, store: Store) -> _Backend:
     limit = timedelta(seconds=timeout_s)
-    store = fresh_store(parent)
     return cast("_Backend", dist.ProcessGroupGloo(store, parent.rank(), parent.size(), limit))
-
-
-def fresh_store(parent: dist.ProcessGroup) -> Store:
-    """Return a place where the ranks of a group can meet anew; all of them call it.
-
-    `dist.new_group` would want every rank of the world to take part, and would
-    keep the group until the end. Keys carry a fresh name, so that an earlier
-    meeting or an earlier run cannot be met there.
-    """
-    name = [uuid.uuid4().hex if parent.rank() == 0 else None]
-    dist.broadcast_object_list(name, group=parent, group_src=0)
-    return dist.PrefixStore(f"gradwire/{name[0]}", parent.get_group_store())  # type: ignore[attr-defined]
-
-
-def limit_s(group: dist.ProcessGroup) -> float:
-    """Return after how many seconds a collective of a group has failed."""
-    for device in group._device_types:  # noqa: SLF001 - no public way to read it
-        options = getattr(group._get_backend(device), "options", None)  # noqa: SLF001
-        if options is not None:
-            limit: timedelta = options._timeout  # noqa: SLF001
-            return limit.total_seconds()
-    return dist.default_pg_timeout.total_seconds()

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -23,6 +24,7 @@ from gradwire.engine.stats import BucketStats
 from gradwire.key import Key
 from gradwire.plan import DENSE
 from gradwire.reduce.base import Part, Reducer, Slot, State
+from gradwire.timeline import Kind
 
 Deliver = Callable[[Tensor | None, BaseException | None], None]
 """Takes the mean of a bucket, or what went wrong."""
@@ -109,6 +111,7 @@ class BucketRun:
     is_finite: bool = True
     intervals: list[tuple[float, float]] = field(default_factory=list)
     _stage_s: dict[str, float] = field(default_factory=lambda: {"encode": 0.0, "decode": 0.0})
+    _spans: list[tuple[Kind, float, float]] = field(default_factory=list)
     _squares: list[tuple[float, float, float, float]] = field(default_factory=list)
     _mean: Tensor | None = None
     _flat: Tensor | None = None
@@ -193,7 +196,8 @@ class BucketRun:
 
     def _timed(self, steps: Steps[None]) -> Steps[None]:
         """Run steps under profiler ranges, noting computing time and exchanges."""
-        stage, failure = "encode", None
+        stage: Literal["encode", "decode"] = "encode"
+        failure = None
         while True:
             start = time.perf_counter()
             try:
@@ -205,6 +209,7 @@ class BucketRun:
             finally:
                 posted = time.perf_counter()
                 self._stage_s[stage] += posted - start
+                self._spans.append((stage, start, posted))
             pending.add_done_callback(self._note(posted))
             stage, failure = "decode", None
             try:
@@ -250,6 +255,7 @@ class BucketRun:
             relative_error=(kept / owed) ** 0.5 if is_measured else None,
             residual_norm=kept**0.5 if is_measured else None,
             gradient_ratio=(carried / gradient) ** 0.5 if gradient > 0 else None,
+            spans=(*self._spans, *(("transfer", *i) for i in self.intervals)),
         )
 
 

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from statistics import median
 
+from gradwire.timeline import Kind, Span, Timeline
 from gradwire.units import format_bytes, format_seconds
 
 
@@ -31,6 +32,8 @@ class BucketStats:
         gradient_ratio: Norm of what was owed from earlier steps over the norm
             of the gradient; estimated at every step, from the largest
             parameter where nothing else is measured.
+        spans: What was done when, `(kind, start, end)` in seconds of the
+            process's clock; see `StepStats.timeline`.
     """
 
     index: int
@@ -45,6 +48,7 @@ class BucketStats:
     relative_error: float | None = None
     residual_norm: float | None = None
     gradient_ratio: float | None = None
+    spans: tuple[tuple[Kind, float, float], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +94,32 @@ class StepStats:
     def times_smaller(self) -> float:
         """Dense bytes over sent bytes; 1 where nothing was sent."""
         return self.dense_bytes / self.sent_bytes if self.sent_bytes else 1.0
+
+    def timeline(self, rank: int = 0) -> Timeline:
+        """Return what was encoded, sent and decoded when, for `report.timeline_html`.
+
+        A bucket's bytes are all with its first transfer.
+
+        Args:
+            rank: The one whose statistics these are.
+
+        Example:
+            >>> spans = (("encode", 5.0, 6.0), ("transfer", 6.0, 9.0))
+            >>> bucket = BucketStats(0, 2, 400, 50, 50, 1.0, 3.0, 0.0, 0.0, spans=spans)
+            >>> StepStats(0, (bucket,), 0.0, 3.0, True).timeline().spans[1].end_s
+            4.0
+        """
+        starts = [start for b in self.buckets for _, start, _ in b.spans]
+        origin = min(starts, default=0.0)
+        spans = []
+        for bucket in self.buckets:
+            num_bytes = bucket.sent_bytes
+            for kind, start, end in sorted(bucket.spans, key=lambda span: span[1]):
+                carried = num_bytes if kind == "transfer" else 0
+                num_bytes -= carried
+                name = f"bucket {bucket.index}"
+                spans.append(Span(rank, kind, name, start - origin, end - origin, carried))
+        return Timeline(tuple(spans), max((s.end_s for s in spans), default=0.0))
 
     def scalars(self) -> dict[str, float]:
         """Return the numbers a logger wants, by name.

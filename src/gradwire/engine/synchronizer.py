@@ -378,6 +378,10 @@ class Synchronizer:
             raise SpecError("rescale factor", factor, "above 0 and finite")
         self._feedback.rescale(factor)
 
+    def gather_objects(self, value: object) -> list[object]:
+        """Return every rank's value, by rank; blocking, between steps."""
+        return self._mailbox.gather_objects(value)
+
     def state_dict(self) -> dict[str, Any]:
         """Return this rank's state: tensors, numbers and strings only.
 

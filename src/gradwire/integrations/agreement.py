@@ -64,7 +64,7 @@ def agree(
     def read() -> tuple[Plan, list[Parameter]]:
         options.check(device_of(ddp))
         chosen = with_levels(_fixed(load_plan(plan)), options.mesh)
-        parameters = _parameters(ddp)
+        parameters = parameters_of(ddp)
         _refuse(ddp)
         return chosen, parameters
 
@@ -190,7 +190,8 @@ def _ddp_name(name: str) -> str:
     return name if "." in name else f".{name}"
 
 
-def _parameters(ddp: DDP) -> list[Parameter]:
+def parameters_of(ddp: DDP) -> list[Parameter]:
+    """Return what a plan needs to know of the parameters that our hook sees."""
     sparse = {
         id(module.weight)
         for module in ddp.module.modules()

@@ -1,0 +1,69 @@
+"""Lightning again, without a line changed in it but the back end's name.
+
+Run: `GRADWIRE_PLAN=int8 torchrun --standalone --nproc-per-node 2 with_backend.py`
+"""
+
+from __future__ import annotations
+
+import os
+import warnings
+
+import torch
+import torch.distributed as dist
+from lightning.pytorch import LightningModule, Trainer, seed_everything
+from lightning.pytorch.strategies import DDPStrategy
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+import gradwire.integrations.backend  # registers it: the one line
+
+warnings.filterwarnings("ignore")
+os.environ.setdefault(gradwire.integrations.backend.PLAN_VARIABLE, "int8")
+
+
+class Model(LightningModule):
+    """A small regression."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = nn.Sequential(nn.Linear(32, 128), nn.Tanh(), nn.Linear(128, 4))
+
+    def training_step(self, batch: tuple[torch.Tensor, torch.Tensor], _: int) -> torch.Tensor:
+        """Return the loss of a batch."""
+        x, y = batch
+        self.last = nn.functional.mse_loss(self.net(x), y)
+        return self.last
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        """Return the optimizer."""
+        return torch.optim.SGD(self.parameters(), lr=0.2)
+
+
+def replicas_equal(model: nn.Module) -> bool:
+    """Compare the parameters of all ranks, bit by bit."""
+    mine = b"".join(p.detach().numpy().tobytes() for p in model.parameters())
+    everyone: list[bytes | None] = [None] * dist.get_world_size()
+    dist.all_gather_object(everyone, mine)
+    return set(everyone) == {mine}
+
+
+seed_everything(0, verbose=False)
+x = torch.randn(2048, 32)
+trainer = Trainer(
+    accelerator="cpu",
+    devices=2,
+    strategy=DDPStrategy(process_group_backend="gradwire"),
+    max_steps=20,
+    logger=False,
+    enable_progress_bar=False,
+    enable_model_summary=False,
+    enable_checkpointing=False,
+)
+model = Model()
+trainer.fit(model, DataLoader(TensorDataset(x, x[:, :4].sin()), batch_size=32))
+equal = replicas_equal(model)
+if trainer.is_global_zero:
+    group = dist.group.WORLD
+    print(f"{group.encoded_calls} all-reduces encoded, {group.sent_bytes} bytes sent")
+    print(f"replicas equal: {equal}")
+    print(f"loss below that of zeros: {model.last < x[:, :4].sin().square().mean()}")
