@@ -15,10 +15,10 @@ from lightning.pytorch.strategies import DDPStrategy
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-import gradwire.integrations.backend  # registers it: the one line
+from gradwire.integrations import backend  # registers it: the one line
 
 warnings.filterwarnings("ignore")
-os.environ.setdefault(gradwire.integrations.backend.PLAN_VARIABLE, "int8")
+os.environ.setdefault(backend.PLAN_VARIABLE, "int8")
 
 
 class Model(LightningModule):

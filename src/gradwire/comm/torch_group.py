@@ -1,4 +1,4 @@
-"""What torch.distributed does not say of a group: its time limit, a meeting place."""
+"""What torch.distributed does not tell of a group: time limit, meeting place."""
 
 from __future__ import annotations
 
