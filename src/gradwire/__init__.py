@@ -29,6 +29,7 @@ from gradwire.plan import Plan, Rule, load_plan
 from gradwire.spec import (
     Adaptive,
     AllReduce,
+    Auto,
     BitPlanes,
     Broadcast,
     Float,
@@ -71,6 +72,7 @@ def __dir__() -> list[str]:
 __all__ = [
     "Adaptive",
     "AllReduce",
+    "Auto",
     "BackendError",
     "BitPlanes",
     "Broadcast",

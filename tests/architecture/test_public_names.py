@@ -14,6 +14,7 @@ import gradwire
 PUBLIC = {
     "Adaptive",
     "AllReduce",
+    "Auto",
     "BackendError",
     "BitPlanes",
     "Broadcast",
