@@ -86,10 +86,10 @@ class Scheme:
         self._place = place
         self._is_given = variant is not None
         assignments = self.variant.assignments
-        is_dense = all(a.reducer == DENSE for a in assignments.values())
+        self.is_dense = all(a.reducer == DENSE for a in assignments.values())
         # With more ranks a value's place in the bucket would decide its last bits.
         has_one_sum = place.world_size <= _ORDERLESS_RANKS
-        self.is_plain = is_dense and has_one_sum and place.is_summed
+        self.is_plain = self.is_dense and has_one_sum and place.is_summed
         self.dense = {n: a.dense_reason for n, a in assignments.items() if a.dense_reason}
         self.feedback = ErrorFeedback(parameters, assignments, place.device)
         offsets = self.feedback.offsets
@@ -98,6 +98,11 @@ class Scheme:
         )
         self._numel = {p.name: p.entry.numel for p in parameters}
         self._owed: dict[str, Tensor] = {}
+
+    @property
+    def is_owing(self) -> bool:
+        """Whether something of an earlier plan is still to be paid."""
+        return bool(self._owed)
 
     def followed_by(self, plan: Plan) -> Scheme:
         """Return the scheme of another plan, which takes over what is owed.

@@ -244,9 +244,10 @@ class Synchronizer:
         nothing that gradwire adds can pay. From time to time a step takes the
         usual way, in which costs are measured and ranks talk.
         """
-        if self._pilot is None or self._next_plan is not None or self._failure is not None:
+        if self._pilot is None or self._next_plan is not None or self._current is not None:
             return False
-        return self._current is None and self._pilot.leaves(self._steps_done, self._scheme)
+        is_usable = self._closer.alive and self._failure is None
+        return is_usable and self._pilot.leaves(self._steps_done, self._scheme)
 
     def pass_by(self, sizes: Sequence[tuple[int, int]]) -> None:
         """Count a backward pass whose buckets DDP averages itself.
@@ -441,7 +442,9 @@ class Synchronizer:
         one copy of equal keys. Save it on every rank.
         """
         label = self._scheme.variant.label
-        return pack(self.rank, self.world_size, self._steps_done, self.plan, self._scheme.feedback, label)
+        return pack(
+            self.rank, self.world_size, self._steps_done, self.plan, self._scheme.feedback, label
+        )
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue where `state_dict` was taken.
