@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 
 from gradwire.bench import models
-from gradwire.bench.events import Profiled, Refused, RoundDone, RoundStarted
+from gradwire.bench.events import PlanChosen, Profiled, Refused, RoundDone, RoundStarted
 from gradwire.bench.exchange import wrap
 from gradwire.bench.profile import measure_inputs
 from gradwire.bench.settings import LEAST_STEPS, WARMUP_STEPS, CellJob
@@ -28,6 +28,8 @@ from gradwire.lab.counters import interface_bytes
 from gradwire.report.results import StepTimes
 
 _TIMEOUT = timedelta(seconds=120)
+_SETTLING_STEPS = 100
+"""A mode that chooses its plan is not waited for any longer."""
 
 
 def run_cell(job: CellJob, rank: int, rendezvous: str, tell: Tell) -> None:
@@ -71,8 +73,7 @@ def _admit(job: CellJob, mode: Method, task: tasks.Task, rank: int) -> _Mode | s
     reason: str | None = None
     try:
         started = _Mode(job, mode, task, rank)
-        for _ in range(WARMUP_STEPS):
-            started.step()
+        started.warm_up()
     except Exception as error:  # noqa: BLE001 - becomes the reason in the result
         reason = _reason(error)
     reasons: list[str | None] = [None] * job.ranks
@@ -162,6 +163,15 @@ class _Mode:
             times = _with_waits(times, *exchange.waits())
         return _Took(times, exchange.take_sent_bytes())
 
+    def warm_up(self) -> None:
+        """Make untimed steps until they are as they will go on."""
+        for _ in range(WARMUP_STEPS):
+            self.step()
+        for _ in range(_SETTLING_STEPS):
+            if self._exchange.is_ready():
+                return
+            self.step()
+
     def run_round(self, number: int, tell: Tell) -> None:
         """Make this mode's steps of a round, and score held-out data after them."""
         count = self._count()
@@ -209,5 +219,8 @@ class _Mode:
     def finish(self, tell: Tell) -> None:
         """End the exchange and tell the parameters' digest."""
         self._exchange.wait()
+        settled = self._exchange.settled()
+        if settled is not None:
+            tell(PlanChosen(self._mode.name, *settled))
         self._exchange.close()
         tell(MethodDone(self._mode.name, parameters_digest(self._module)))

@@ -118,7 +118,7 @@ class Scheme:
             if name in after.feedback.offsets:
                 after.feedback.of(name).add_(residual.view_as(after.feedback.of(name)))
             else:
-                after._owed[name] = residual.clone()  # noqa: SLF001 - of this class
+                after._owed[name] = residual.clone()
         after.feedback.take_factors(before)
         return after
 

@@ -29,6 +29,7 @@ from gradwire.engine.worker import Worker
 from gradwire.errors import CollectiveError, SpecError
 from gradwire.key import Key
 from gradwire.plan import Parameter, Plan
+from gradwire.planner.choice import Choice
 from gradwire.spec import check_number
 
 _CHANNELS_A_STEP = 1 << 20
@@ -59,7 +60,7 @@ class Pilot(Protocol):
         """Carries the choices to all ranks."""
 
     @property
-    def decision(self) -> object | None:
+    def decision(self) -> Choice | None:
         """The last choice, and why."""
 
     def leaves(self, step: int, scheme: Scheme) -> bool:
@@ -149,7 +150,7 @@ class Synchronizer:
         return agreed or self._next_plan or self._scheme.plan
 
     @property
-    def decision(self) -> object | None:
+    def decision(self) -> Choice | None:
         """Why this plan: the planner's last decision, on rank 0; None where nobody planned."""
         return None if self._pilot is None else self._pilot.decision
 

@@ -20,7 +20,7 @@ from gradwire.measure.links import measure_links
 from gradwire.spec import ReducerSpec, spec_name
 
 _LINKS_S = 0.8
-_INTERFERENCE_S = 0.3
+_INTERFERENCE_S = 0.2
 _KERNEL_S = 0.003
 _SIZES_BYTES = tuple(1 << power for power in (16, 20, 22))
 

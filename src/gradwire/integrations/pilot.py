@@ -15,11 +15,11 @@ from gradwire.engine.scheme import Scheme
 from gradwire.engine.stats import StepStats
 from gradwire.engine.switch import Order, Switch
 from gradwire.hardware import Hardware, Line, LinkSpeed
-from gradwire.integrations.choice import Choice, advice_of, name_of, reason_of
 from gradwire.integrations.clock import Clock, workload_of
 from gradwire.integrations.machine import Machine
 from gradwire.measure.errors import measure_errors
 from gradwire.plan import Parameter, Plan
+from gradwire.planner.choice import Choice, advice_of, name_of, reason_of
 from gradwire.planner.drift import drifted
 from gradwire.planner.errors import NORMAL_ERRORS
 from gradwire.planner.select import CANDIDATES, CAPS_BYTES, Decision, Limits, select_plan
