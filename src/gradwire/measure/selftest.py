@@ -11,16 +11,19 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from gradwire.codecs.base import Segments, build
+from gradwire.codecs.mixed import decode_mean
 from gradwire.kernels import ops
 from gradwire.kernels.select import REFERENCE
 from gradwire.key import Key
 from gradwire.measure.kernels import SPECS, codec_of
-from gradwire.spec import CodecSpec, LowRank, parse_reducer
+from gradwire.spec import CodecSpec, Float, LowRank, Quantize, Sign, parse_reducer
 
 _NUMELS = (1, 255, 256, 1000, 65_537)
 _MODES = ((False, 0.0), (True, 0.0), (True, 0.75))
 _HADAMARD_BLOCKS = (1, 16, 256, 1024, 4096)
 _PREFIX = "gradwire::"
+_BESIDES = ("qsgd4", "planes8:4")
+"""Codecs whose speed nobody asks for, but whose kernels run."""
 
 
 @dataclass(slots=True)
@@ -38,7 +41,7 @@ class Parity:
     mismatch: str | None = None
 
 
-def check_kernels(device: torch.device, names: Sequence[str] = SPECS) -> list[Parity]:
+def check_kernels(device: torch.device, names: Sequence[str] = (*SPECS, *_BESIDES)) -> list[Parity]:
     """Run every codec over sizes and values, and compare each kernel it calls.
 
     The reference gets copies of a call's arguments, on the CPU; what both wrote
@@ -58,9 +61,10 @@ def check_kernels(device: torch.device, names: Sequence[str] = SPECS) -> list[Pa
         [('sign_encode', None), ('sign_decode', None)]
     """
     with _Comparing() as comparing:
-        for spec in _codecs(names):
-            for x in _inputs(device):
+        for x in _inputs(device):
+            for spec in _codecs(names):
                 _exercise(spec, x)
+            _exercise_mixed(x)
         for block_size in _HADAMARD_BLOCKS:
             x = _normal(2 * max(_HADAMARD_BLOCKS)).to(device)
             ops.hadamard(x, block_size, torch.empty_like(x))
@@ -104,6 +108,8 @@ class _Comparing(TorchDispatchMode):
 
 
 def _copy(argument: object) -> object:
+    if isinstance(argument, list):
+        return [_copy(item) for item in argument]
     return argument.cpu().clone() if isinstance(argument, Tensor) else argument
 
 
@@ -145,3 +151,11 @@ def _exercise(spec: CodecSpec, x: Tensor) -> None:
         payload = codec.encode(x, whole, Key(1, 2, 3), residual, gain)
         rows = torch.stack([payload, payload])
         codec.decode(rows, whole, torch.ones_like(x), 2.0, accumulate=not has_residual)
+
+
+def _exercise_mixed(x: Tensor) -> None:
+    """Decode payloads of several codecs, as of senders with bits of their own."""
+    codecs = [build(spec) for spec in (Quantize(4), Quantize(7), Sign(), Float("bfloat16"))]
+    whole = Segments.whole(x.numel(), stream=5)
+    payloads = [codec.encode(x, whole, Key(1, 2, 3)) for codec in codecs]
+    decode_mean(codecs, payloads, whole, torch.empty_like(x))

@@ -53,7 +53,7 @@ def test_bytes_equal_what_the_spec_predicts(plan, ranks):
 
 
 @pytest.mark.parametrize("collective", COLLECTIVES)
-@pytest.mark.parametrize("plan", ["none", "int4", "int4@broadcast"])
+@pytest.mark.parametrize("plan", ["none", "int4", "int2@broadcast"])
 def test_every_collective_brings_every_bucket_home(collective, plan):
     cluster = Cluster(8, 2, is_multicast=True)
     work = layers((0.1, 0.2), (0.1, 0.2), numel=40_000)
@@ -187,7 +187,7 @@ def test_overlap_waits_as_long_as_prefix_sums_say(case):
             for i, (f, b, n) in enumerate(rows)
         ),
     )
-    spec = Broadcast(Quantize(8))
+    spec = Broadcast(Quantize(8), force=True)
     speeds = hardware(WIRE, WIRE, {f"{k} int8": Line(0.0, 0.0) for k in ("encode", "decode")})
     plan = Plan.of(spec)
     assigned = plan.assign(work.parameters, ranks)
