@@ -96,14 +96,14 @@ class Clock:
         found = [self._seen[s] for s in steps if s in self._seen]
         return [s for s in found if s.ready and s.forward_end_s]
 
+    def periods_s(self, steps: Sequence[int]) -> list[float]:
+        """Return the times from the begin of each step to that of the next."""
+        seen = self._seen
+        return [seen[s + 1].begin_s - seen[s].begin_s for s in steps if s in seen and s + 1 in seen]
+
     def period_s(self, steps: Sequence[int]) -> float:
-        """Return the median time from the begin of each step to that of the next."""
-        begins = [
-            (self._seen[s].begin_s, self._seen[s + 1].begin_s)
-            for s in steps
-            if s in self._seen and s + 1 in self._seen
-        ]
-        return median(end - begin for begin, end in begins)
+        """Return the median of `periods_s`."""
+        return median(self.periods_s(steps))
 
 
 def workload_of(

@@ -19,7 +19,7 @@ class Auto:
             gradients. The default lets 6 bits pass, the fewest whose loss
             curves could not be told from float32's; 0.2 lets 4 bits pass.
         observed_steps: Steps from which times and gradients are taken.
-        tried_steps: Steps for which each plan of the shortlist is tried.
+        tried_steps: Steps for which each plan of the shortlist is tried in a turn.
         watched_steps: Steps from one look at the costs to the next.
 
     Example:
@@ -29,7 +29,7 @@ class Auto:
 
     max_error: float = 0.045
     observed_steps: int = 4
-    tried_steps: int = 5
+    tried_steps: int = 4
     watched_steps: int = 50
 
     def __post_init__(self) -> None:
