@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from gradwire.integrations.attach import attach
     from gradwire.integrations.ddp import find_ddp
     from gradwire.integrations.overlap import overlap
+    from gradwire.integrations.wrap import wrap
 
     __version__: str
 
@@ -52,6 +53,7 @@ _LOADED_ON_USE = {
     "attach": "gradwire.integrations.attach",
     "find_ddp": "gradwire.integrations.ddp",
     "overlap": "gradwire.integrations.overlap",
+    "wrap": "gradwire.integrations.wrap",
 }
 
 
@@ -98,4 +100,5 @@ __all__ = [
     "load_plan",
     "overlap",
     "parse_reducer",
+    "wrap",
 ]

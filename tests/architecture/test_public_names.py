@@ -40,6 +40,7 @@ PUBLIC = {
     "load_plan",
     "overlap",
     "parse_reducer",
+    "wrap",
 }
 TORCH_FREE = ("gradwire", "gradwire.cli", "gradwire.plan", "gradwire.report")
 

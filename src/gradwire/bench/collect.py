@@ -6,10 +6,10 @@ from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from gradwire.bench.events import PlanChosen, Profiled, Refused, RoundDone, RoundStarted
+from gradwire.bench.events import Profiled, Refused, RoundDone, RoundStarted
 from gradwire.bench.predict import predict
 from gradwire.bench.settings import CellJob
-from gradwire.demo.events import Event, Finished, MethodDone, MethodStarted, Validated
+from gradwire.demo.events import Event, Finished, MethodDone, MethodStarted, PlanChosen, Validated
 from gradwire.demo.settings import Method
 from gradwire.hardware import Hardware
 from gradwire.plan import load_plan

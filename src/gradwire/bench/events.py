@@ -54,13 +54,3 @@ class Profiled(Event):
 
     workload: str
     hardware: str
-
-
-@dataclass(frozen=True, slots=True)
-class PlanChosen(Event):
-    """A plan that a mode has chosen itself, why, and what it predicts for a step."""
-
-    method: str
-    plan: str
-    why: str
-    predicted_s: float | None

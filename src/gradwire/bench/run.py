@@ -13,13 +13,13 @@ import torch
 import torch.distributed as dist
 
 from gradwire.bench import models
-from gradwire.bench.events import PlanChosen, Profiled, Refused, RoundDone, RoundStarted
+from gradwire.bench.events import Profiled, Refused, RoundDone, RoundStarted
 from gradwire.bench.exchange import wrap
 from gradwire.bench.profile import measure_inputs
 from gradwire.bench.settings import LEAST_STEPS, WARMUP_STEPS, CellJob
 from gradwire.comm.shaped import Link
 from gradwire.demo import tasks
-from gradwire.demo.events import Finished, MethodDone, MethodStarted, Validated
+from gradwire.demo.events import Finished, MethodDone, MethodStarted, PlanChosen, Validated
 from gradwire.demo.exchange import Exchange
 from gradwire.demo.run import BackwardClock, parameters_digest
 from gradwire.demo.settings import Method

@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from gradwire.errors import SpecError, UnknownIdError
-from gradwire.plan import DEFAULT_SPEC, DENSE, load_plan
+from gradwire.plan import AUTO, DENSE, load_plan
 from gradwire.report.model import BASELINE, Family
 from gradwire.spec import AllReduce, Entry, ReducerSpec, sent_bytes
 
@@ -102,7 +102,7 @@ class Method:
     hook: str | None = None
 
 
-DEFAULT_PLAN = DEFAULT_SPEC
+DEFAULT_PLAN = AUTO
 _BUILT_IN = (
     Method(BASELINE, "plain DDP", "ddp"),
     Method("fp16", "fp16 hook", "hook", hook="fp16"),

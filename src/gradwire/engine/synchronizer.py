@@ -420,6 +420,7 @@ class Synchronizer:
             residual_bytes=self._scheme.feedback.num_bytes,
             sent_bytes=self._sent_bytes,
             dense_bytes=self._dense_bytes,
+            planned=None if self.decision is None else str(self.decision),
         )
 
     def rescale(self, factor: float) -> None:
