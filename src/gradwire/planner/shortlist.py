@@ -8,8 +8,8 @@ from typing import NamedTuple
 from gradwire.errors import SpecError
 from gradwire.plan import Plan
 from gradwire.planner.errors import Errors, relative_error
-from gradwire.planner.search import ADVANTAGE, takes
-from gradwire.planner.select import Decision, Limits
+from gradwire.planner.search import ADVANTAGE, EVEN, takes
+from gradwire.planner.select import PLAIN, Decision, Limits
 from gradwire.planner.step import predict, predict_plain
 from gradwire.spec import ReducerSpec
 
@@ -72,8 +72,14 @@ def best_of(tried: Sequence[Contender], step_s: Mapping[str, float]) -> Contende
         >>> best_of([exact, lossy], {"none": 1.1, "int6": 1.0}).name
         'int6'
     """
-    limit_s = (1 + ADVANTAGE) * min(step_s[c.name] for c in tried)
-    return min((c for c in tried if step_s[c.name] <= limit_s), key=lambda c: c.error)
+    best_s = min(step_s[c.name] for c in tried)
+    close = [c for c in tried if step_s[c.name] <= (1 + _margin(c)) * best_s]
+    return min(close, key=lambda c: c.error)
+
+
+def _margin(contender: Contender) -> float:
+    """Return by what share of a step a lossier plan must win against this one."""
+    return ADVANTAGE if contender.name in PLAIN else EVEN
 
 
 def _rival(name: str, reducer: ReducerSpec, decision: Decision, errors: Errors) -> Contender | None:

@@ -156,16 +156,16 @@ def test_costs_that_stay_moved_lead_to_another_plan(now, monkeypatch):
 
     def body(mailbox):
         rank = Rank(mailbox, FAST, now, _constant)
-        number = len(rank.until_settled())
-        before = name_of(rank.sync.plan)
-        for number in range(number, number + 20):
-            rank.step(number)
+        first = len(rank.until_settled())
+        before, number = name_of(rank.sync.plan), first + 20
+        for quiet in range(first, number):
+            rank.step(quiet)
         mailbox.gather_objects(None)
         wire_s[0] = 1e4  # ten million times slower
         after = before
         while after != "int6" and number < _LIMIT:
-            number += 1
             rank.step(number)
+            number += 1
             after = name_of(rank.sync.plan)
         rank.sync.close()
         return before, after, number
