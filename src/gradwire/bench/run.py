@@ -25,8 +25,11 @@ from gradwire.demo.run import BackwardClock, parameters_digest
 from gradwire.demo.settings import Method
 from gradwire.demo.worker import Tell
 from gradwire.lab.counters import interface_bytes
+from gradwire.plan import AUTO
 from gradwire.report.results import StepTimes
 
+_FIRST_LOOK_STEPS = 10
+"""Costs are looked at right after a plan was chosen, in steps that are not left to DDP."""
 _TIMEOUT = timedelta(seconds=120)
 _SETTLING_STEPS = 100
 """A mode that chooses its plan is not waited for any longer."""
@@ -169,8 +172,13 @@ class _Mode:
             self.step()
         for _ in range(_SETTLING_STEPS):
             if self._exchange.is_ready():
-                return
+                break
             self.step()
+        else:
+            return
+        if self._mode.plan == AUTO:
+            for _ in range(_FIRST_LOOK_STEPS):
+                self.step()
 
     def run_round(self, number: int, tell: Tell) -> None:
         """Make this mode's steps of a round, and score held-out data after them."""

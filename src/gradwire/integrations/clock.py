@@ -111,34 +111,31 @@ def workload_of(
     period_s: float,
     parameters: Mapping[str, Parameter],
     copy_bytes_per_s: float,
-    interference: float,
 ) -> Workload:
     """Return the workload that observed steps amount to: a layer for each parameter.
 
-    Times within a bucket are spread by size. What the exchange added is taken
-    out: DDP's copies into buckets, and by how much encoding slowed backward.
+    Times within a bucket are spread by size, and DDP's copies into buckets taken
+    out. By how much encoding slowed backward is left in: how much that is
+    depends on the model, and the plans that come into question hardly differ in it.
 
     Args:
         seen: Steps with equal buckets.
         period_s: Time of a whole step.
         parameters: By name.
         copy_bytes_per_s: Bytes read plus written per second by a copy.
-        interference: See `Device`.
     """
     last = seen[-1]
     alike = [s for s in seen if [n for n, _ in s.ready] == [n for n, _ in last.ready]]
     forward_s = median(s.forward_end_s - s.forward_begin_s for s in alike)
     backward_s = median(s.backward_s for s in alike)
     exposed_s = median(s.stats.exposed_s if s.stats is not None else 0.0 for s in alike)
-    beside_s = median(_codec_beside_s(s) for s in alike)
-    slowed = max(0.5, 1 - interference * beside_s / backward_s) if backward_s else 1.0
     layers: list[Layer] = []
     reached_s = 0.0
     for index, (names, _) in enumerate(last.ready):
         held = [parameters[n] for n in names]
         num_bytes = gradient_bytes(held)
         ready_s = median(s.ready[index][1] - s.forward_end_s for s in alike)
-        took_s = slowed * (ready_s - reached_s) - _COPY_PASSES * num_bytes / copy_bytes_per_s
+        took_s = ready_s - reached_s - _COPY_PASSES * num_bytes / copy_bytes_per_s
         reached_s = max(ready_s, reached_s)
         share = max(0.0, took_s) / max(1, num_bytes)
         layers += [Layer(p.name, (p,), 0.0, share * gradient_bytes([p])) for p in held]
@@ -146,10 +143,3 @@ def workload_of(
     layers[-1] = Layer(front.name, front.parameters, forward_s, front.backward_s)
     rest_s = max(0.0, period_s - forward_s - backward_s - exposed_s)
     return Workload("observed", tuple(reversed(layers)), rest_s)
-
-
-def _codec_beside_s(seen: Seen) -> float:
-    """Return how long the codec thread worked while backward was under way, about."""
-    if seen.stats is None or not seen.stats.buckets:
-        return 0.0
-    return sum(b.encode_s + b.decode_s for b in seen.stats.buckets[:-1] if not b.exposed_s)

@@ -206,8 +206,8 @@ class AutoPilot:
             self.clock.period_s(steps),
             {p.name: p for p in self._task.parameters},
             device.copy_bytes_per_s,
-            device.interference,
         )
+        hardware = replace(hardware, device=replace(device, interference=0.0))
         ranks = self._machine.ranks_per_node
         return Setting(work, hardware, self._task.world_size, ranks, self._task.cap_bytes)
 
