@@ -28,7 +28,7 @@ def test_demo_compares_all_methods_end_to_end(tmp_path: Path):
     assert done.returncode == 0, done.stderr
     result = json.loads(done.stdout)
     methods = {m["name"]: m for m in result["methods"]}
-    assert list(methods) == ["ddp", "fp16", "powersgd", "gradwire:int6"]
+    assert list(methods) == ["ddp", "fp16", "powersgd", "gradwire:auto"]
     assert all(len(set(m["digests"])) == 1 for m in methods.values())
     first_losses = {m["steps"][0]["loss"] for m in methods.values()}
     assert len(first_losses) == 1
@@ -36,7 +36,7 @@ def test_demo_compares_all_methods_end_to_end(tmp_path: Path):
     numel = result["settings"]["num_parameters"]
     assert 4 * numel <= sent["ddp"] <= 4 * numel + 100_000
     assert 0.45 < sent["fp16"] / sent["ddp"] < 0.55
-    assert 0.1 < sent["gradwire:int6"] / sent["ddp"] < 0.2
+    assert 0.1 < sent["gradwire:auto"] / sent["ddp"] < 0.2
     assert sent["powersgd"] < 0.1 * sent["ddp"]
     (report,) = (tmp_path / "reports").glob("demo-digits-*.html")
     assert "<svg" in report.read_text()
