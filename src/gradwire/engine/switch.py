@@ -1,4 +1,4 @@
-"""Switch: rank 0 says which plan comes next, and all ranks take it at the same step."""
+"""Switch: rank 0 says which plan comes next, and all take it at once."""
 
 from __future__ import annotations
 

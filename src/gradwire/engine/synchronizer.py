@@ -151,7 +151,7 @@ class Synchronizer:
 
     @property
     def decision(self) -> Choice | None:
-        """Why this plan: the planner's last decision, on rank 0; None where nobody planned."""
+        """Why this plan, on rank 0; None where it was given."""
         return None if self._pilot is None else self._pilot.decision
 
     def replan(self, plan: Plan) -> None:

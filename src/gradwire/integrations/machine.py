@@ -1,4 +1,4 @@
-"""The speeds that a plan is made from: of this machine, and of the links of a group."""
+"""The speeds that a plan is made from: of a machine, and of its links."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""AutoPilot: observes, decides, tries, settles, and looks again from time to time."""
+"""AutoPilot: observes, decides, tries, settles, looks again."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ up to 1.2 times faster, for less is left to send when backward ends."""
 
 
 def wrap(model: nn.Module, loss: Loss | None = None, **ddp_options: Any) -> DDP:  # noqa: ANN401 - DDP's own
-    """Wrap a model in DistributedDataParallel, with buckets of the size that a plan wants.
+    """Wrap a model in DDP, with buckets of the size that a plan wants.
 
     Call it on every rank. `attach` still has to be called.
 
