@@ -18,7 +18,7 @@ INDEX := $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX))
 SOURCES := $(shell find src -type f -not -path '*/__pycache__/*' -not -name '*.so') $(wildcard CMakeLists.txt)
 
 .PHONY: demo test test-frameworks lint types contracts news docs pytest bench sweep
-.PHONY: bench-kernels bench-exchange bench-frameworks bench-simulator bench-gpu fmt clean
+.PHONY: bench-kernels bench-exchange bench-frameworks bench-simulator bench-gpu bench-hagc fmt clean
 .DELETE_ON_ERROR:
 
 demo: .venv/package.stamp
@@ -92,6 +92,20 @@ BENCH := --lab --models text,digits,vgg --ranks 2,4 --rates 100Mbit/s,1Gbit/s,10
 
 bench: .venv/package.stamp
 	$(BIN)/gradwire bench $(BENCH) $(ARGS)
+
+# Is attach never slower? All fixed plans as the oracle; about an hour, as root.
+HAGC := docs/assets/results/hagc.json
+HAGC_MODES := nosync,none,none@5,fp16@5,bf16@5,powersgd1@1000,powersgd2@1000,gradwire:auto@5,gradwire:auto@2
+HAGC_PLANS := none bf16 int8 int6 int4 int3 int2 sign topk low_rank:1 low_rank:2
+EMPTY :=
+COMMA := ,
+HAGC_FIXED := $(subst $(EMPTY) ,$(COMMA),$(HAGC_PLANS:%=gradwire:%@5))
+
+bench-hagc: .venv/package.stamp
+	$(BIN)/gradwire bench --lab --models accel,mlp --ranks 2,4 \
+		--rates 100Mbit/s,1Gbit/s,10Gbit/s,unlimited --modes $(HAGC_MODES),$(HAGC_FIXED) \
+		--rounds 3 --steps 8 --round-time 3s --out $(HAGC) --resume $(ARGS)
+	$(BIN)/python benchmarks/hagc.py $(HAGC)
 
 bench-kernels: .venv/package.stamp
 	$(BIN)/python benchmarks/kernels.py $(ARGS)

@@ -38,3 +38,11 @@ def pytest_sessionfinish(session):
     if skips > limit:
         reporter.write_line(f"{skips} tests were skipped, at most {limit} may be", red=True)
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _own_cache(tmp_path_factory):
+    """Keep measurements of the tests out of the user's cache."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+        yield

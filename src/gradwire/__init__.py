@@ -29,6 +29,7 @@ from gradwire.plan import Plan, Rule, load_plan
 from gradwire.spec import (
     Adaptive,
     AllReduce,
+    Auto,
     BitPlanes,
     Broadcast,
     Float,
@@ -46,6 +47,7 @@ if TYPE_CHECKING:
     from gradwire.integrations.attach import attach
     from gradwire.integrations.ddp import find_ddp
     from gradwire.integrations.overlap import overlap
+    from gradwire.integrations.wrap import wrap
 
     __version__: str
 
@@ -53,6 +55,7 @@ _LOADED_ON_USE = {
     "attach": "gradwire.integrations.attach",
     "find_ddp": "gradwire.integrations.ddp",
     "overlap": "gradwire.integrations.overlap",
+    "wrap": "gradwire.integrations.wrap",
 }
 
 
@@ -73,6 +76,7 @@ def __dir__() -> list[str]:
 __all__ = [
     "Adaptive",
     "AllReduce",
+    "Auto",
     "BackendError",
     "BitPlanes",
     "Broadcast",
@@ -100,4 +104,5 @@ __all__ = [
     "load_plan",
     "overlap",
     "parse_reducer",
+    "wrap",
 ]

@@ -15,6 +15,7 @@ from gradwire.layout import GROUP
 from gradwire.spec import (
     Adaptive,
     AllReduce,
+    Auto,
     Broadcast,
     Entry,
     Hierarchical,
@@ -33,8 +34,9 @@ MIN_NUMEL = 4 * GROUP
 """Parameters with fewer values stay dense: scales and padding would eat the gain."""
 
 _FORMAT = 1
-_FIELDS = {"adaptive", "format", "rules", "seed", "warmup_steps"}
+_FIELDS = {"adaptive", "auto", "format", "rules", "seed", "warmup_steps"}
 _AQGB = "aqgb"
+AUTO = "auto"
 
 
 class Parameter(NamedTuple):
@@ -110,6 +112,8 @@ class Plan:
         warmup_steps: Steps at the start in which everything is dense.
         adaptive: How bits follow network and training (AQGB), from what the
             rules say; None for a plan that stays.
+        auto: How another plan is chosen while this one is in use (HAGC); None
+            where this is the choice.
 
     Example:
         >>> plan = Plan.of("int4")
@@ -121,10 +125,13 @@ class Plan:
     seed: int = 0
     warmup_steps: int = 0
     adaptive: Adaptive | None = None
+    auto: Auto | None = None
 
     def __post_init__(self) -> None:
         if not isinstance(self.adaptive, Adaptive | None):
             raise SpecError("Plan.adaptive", self.adaptive, "Adaptive(...) or None")
+        if not isinstance(self.auto, Auto | None):
+            raise SpecError("Plan.auto", self.auto, "Auto(...) or None")
         is_sequence = isinstance(self.rules, (tuple, list))
         if not is_sequence or not all(isinstance(rule, Rule) for rule in self.rules):
             raise SpecError("Plan.rules", self.rules, "a tuple of rules; Plan.of takes a reducer")
@@ -133,11 +140,13 @@ class Plan:
         check_whole("Plan.warmup_steps", self.warmup_steps, 0)
 
     @classmethod
-    def of(cls, spec: str | ReducerSpec = DEFAULT_SPEC, *, seed: int = 0) -> Plan:
+    def of(cls, spec: str | ReducerSpec | Auto = DEFAULT_SPEC, *, seed: int = 0) -> Plan:
         """Build the plan that uses one reducer wherever it pays.
 
         Args:
-            spec: A reducer spec, its short name, or `"aqgb"`: see `Adaptive`.
+            spec: A reducer spec, its short name, `"aqgb"`: see `Adaptive`, or
+                `"auto"` or `Auto(...)`: begin with the default, and choose
+                from measured costs.
             seed: Names the random streams.
 
         Raises:
@@ -149,6 +158,8 @@ class Plan:
         """
         if spec == _AQGB:
             return cls(Plan.of("int4").rules, seed, adaptive=Adaptive())
+        if spec == AUTO or isinstance(spec, Auto):
+            return cls(Plan.of().rules, seed, auto=spec if isinstance(spec, Auto) else Auto())
         return cls((Rule(parse_reducer(spec) if isinstance(spec, str) else spec),), seed)
 
     def assign(self, parameters: Sequence[Parameter], world_size: int) -> dict[str, Assignment]:
@@ -228,6 +239,8 @@ class Plan:
             "seed": self.seed,
             "warmup_steps": self.warmup_steps,
         }
+        if self.auto is not None:
+            data["auto"] = self.auto.to_dict()
         return json.dumps(data, indent=2, sort_keys=True)
 
     @classmethod
@@ -255,7 +268,8 @@ class Plan:
         adaptive = (
             Adaptive.from_dict(data["adaptive"]) if data.get("adaptive") is not None else None
         )
-        return cls(read, data.get("seed", 0), data.get("warmup_steps", 0), adaptive)
+        auto = Auto.from_dict(data["auto"]) if data.get("auto") is not None else None
+        return cls(read, data.get("seed", 0), data.get("warmup_steps", 0), adaptive, auto)
 
     def digest(self) -> str:
         """Return a hash that is equal exactly for equal plans.
@@ -277,7 +291,7 @@ def _rule_from_dict(data: Mapping[str, Any]) -> Rule:
         raise SpecError("plan rule", data, f"complete: {error}") from None
 
 
-def load_plan(plan: Plan | ReducerSpec | str | Path | None) -> Plan:
+def load_plan(plan: Plan | ReducerSpec | Auto | str | Path | None) -> Plan:
     """Turn whatever `attach` accepts into a plan.
 
     Args:

@@ -14,6 +14,7 @@ import gradwire
 PUBLIC = {
     "Adaptive",
     "AllReduce",
+    "Auto",
     "BackendError",
     "BitPlanes",
     "Broadcast",
@@ -41,6 +42,7 @@ PUBLIC = {
     "load_plan",
     "overlap",
     "parse_reducer",
+    "wrap",
 }
 TORCH_FREE = ("gradwire", "gradwire.cli", "gradwire.plan", "gradwire.report")
 

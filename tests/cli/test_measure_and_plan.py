@@ -214,7 +214,7 @@ Usage: gradwire plan [OPTIONS]
   Choose what each bucket sends, from measured costs.
 
   Of the plans that are close to the fastest, the most exact one is taken;
-  compression must win by more than 5 %.
+  compression must win by more than 2 %.
 
 Options:
   --workload FILE           From `gradwire measure --model`.  [required]

@@ -130,7 +130,7 @@ def test_a_rule_of_a_class_in_place_of_a_spec_is_refused():
         ('{"format": 2}', "plan format=2 is not 1, the one this version reads"),
         (
             _file(seeds=1),
-            "plan field='seeds' is not one of: adaptive, format, rules, seed, warmup_steps",
+            "plan field='seeds' is not one of: adaptive, auto, format, rules, seed, warmup_steps",
         ),
         (_file(rules=5), "plan rules=5 is not a list"),
         (_file(rules=[5]), "plan rule=5 is not an object"),

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from gradwire.bench.events import Profiled, Refused, RoundDone, RoundStarted
 from gradwire.bench.predict import predict
 from gradwire.bench.settings import CellJob
-from gradwire.demo.events import Event, Finished, MethodDone, MethodStarted, Validated
+from gradwire.demo.events import Event, Finished, MethodDone, MethodStarted, PlanChosen, Validated
 from gradwire.demo.settings import Method
 from gradwire.hardware import Hardware
 from gradwire.plan import load_plan
@@ -36,6 +36,7 @@ class CellCollector:
         default_factory=lambda: defaultdict(dict)
     )
     _foreign: dict[tuple[str, int], float] = field(default_factory=dict)
+    _chosen: dict[str, PlanChosen] = field(default_factory=dict)
     _scores: dict[tuple[str, int], list[Validated]] = field(
         default_factory=lambda: defaultdict(list)
     )
@@ -57,6 +58,8 @@ class CellCollector:
                 self.reasons[event.method] = event.reason
             case Validated():
                 self._scores[event.method, event.step].append(event)
+            case PlanChosen() if rank == 0:
+                self._chosen[event.method] = event
             case MethodDone():
                 self._digests[event.method][rank] = event.digest
             case Finished():
@@ -94,6 +97,7 @@ class CellCollector:
         plan = load_plan(mode.plan).to_json() if mode.family == "gradwire" else None
         if reason is not None:
             return ModeResult(mode.name, mode.label, mode.family, plan=plan, reason=reason)
+        chosen = self._chosen.get(mode.name)
         validations, elapsed_s = self._validations(mode.name)
         by_rank = {} if mode.hook == "nosync" else self._digests[mode.name]
         return ModeResult(
@@ -101,7 +105,9 @@ class CellCollector:
             mode.label,
             mode.family,
             tuple(self._round(mode.name, number) for number in range(self.job.rounds)),
-            plan,
+            plan if chosen is None else chosen.plan,
+            predicted_s=None if chosen is None else chosen.predicted_s,
+            why=() if chosen is None else (chosen.why,),
             validations=validations,
             elapsed_s=elapsed_s,
             digests=tuple(by_rank[rank] for rank in sorted(by_rank)),

@@ -50,7 +50,7 @@ def predict(cell: Cell, modes: tuple[Method, ...], workload: Workload, hardware:
         cell,
         modes=tuple(
             replace(m, predicted_s=_step_s(asked[m.mode], work, hardware, cell.ranks))
-            if m.has_run
+            if m.has_run and m.predicted_s is None
             else m
             for m in cell.modes
         ),

@@ -19,15 +19,20 @@ from gradwire.bench.profile import measure_inputs
 from gradwire.bench.settings import LEAST_STEPS, WARMUP_STEPS, CellJob
 from gradwire.comm.shaped import Link
 from gradwire.demo import tasks
-from gradwire.demo.events import Finished, MethodDone, MethodStarted, Validated
+from gradwire.demo.events import Finished, MethodDone, MethodStarted, PlanChosen, Validated
 from gradwire.demo.exchange import Exchange
 from gradwire.demo.run import BackwardClock, parameters_digest
 from gradwire.demo.settings import Method
 from gradwire.demo.worker import Tell
 from gradwire.lab.counters import interface_bytes
+from gradwire.plan import AUTO
 from gradwire.report.results import StepTimes
 
+_FIRST_LOOK_STEPS = 10
+"""Costs are looked at right after a plan was chosen, in steps that are not left to DDP."""
 _TIMEOUT = timedelta(seconds=120)
+_SETTLING_STEPS = 100
+"""A mode that chooses its plan is not waited for any longer."""
 
 
 def run_cell(job: CellJob, rank: int, rendezvous: str, tell: Tell) -> None:
@@ -71,8 +76,7 @@ def _admit(job: CellJob, mode: Method, task: tasks.Task, rank: int) -> _Mode | s
     reason: str | None = None
     try:
         started = _Mode(job, mode, task, rank)
-        for _ in range(WARMUP_STEPS):
-            started.step()
+        started.warm_up()
     except Exception as error:  # noqa: BLE001 - becomes the reason in the result
         reason = _reason(error)
     reasons: list[str | None] = [None] * job.ranks
@@ -162,6 +166,20 @@ class _Mode:
             times = _with_waits(times, *exchange.waits())
         return _Took(times, exchange.take_sent_bytes())
 
+    def warm_up(self) -> None:
+        """Make untimed steps until they are as they will go on."""
+        for _ in range(WARMUP_STEPS):
+            self.step()
+        for _ in range(_SETTLING_STEPS):
+            if self._exchange.is_ready():
+                break
+            self.step()
+        else:
+            return
+        if self._mode.plan == AUTO:
+            for _ in range(_FIRST_LOOK_STEPS):
+                self.step()
+
     def run_round(self, number: int, tell: Tell) -> None:
         """Make this mode's steps of a round, and score held-out data after them."""
         count = self._count()
@@ -209,5 +227,8 @@ class _Mode:
     def finish(self, tell: Tell) -> None:
         """End the exchange and tell the parameters' digest."""
         self._exchange.wait()
+        settled = self._exchange.settled()
+        if settled is not None:
+            tell(PlanChosen(self._mode.name, *settled))
         self._exchange.close()
         tell(MethodDone(self._mode.name, parameters_digest(self._module)))

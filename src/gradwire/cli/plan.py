@@ -57,7 +57,7 @@ def command(  # noqa: PLR0913 - one argument an option
     """Choose what each bucket sends, from measured costs.
 
     Of the plans that are close to the fastest, the most exact one is taken;
-    compression must win by more than 5 %.
+    compression must win by more than 2 %.
     """
     if out is not None:
         require_free(out, force=force)

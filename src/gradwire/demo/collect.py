@@ -14,6 +14,7 @@ from gradwire.demo.events import (
     Finished,
     MethodDone,
     MethodStarted,
+    PlanChosen,
     StepDone,
     Validated,
 )
@@ -46,6 +47,7 @@ class Collector:
     _scores: dict[tuple[str, int], list[Validated]] = field(
         default_factory=lambda: defaultdict(list)
     )
+    _why: dict[str, str] = field(default_factory=dict)
     _digests: dict[str, dict[int, str]] = field(default_factory=lambda: defaultdict(dict))
 
     def add(self, rank: int, event: Event) -> None:
@@ -57,6 +59,8 @@ class Collector:
                 self._steps[event.method, event.step.step][rank] = event.step
             case Validated():
                 self._scores[event.method, event.step].append(event)
+            case PlanChosen():  # by rank 0
+                self._why[event.method] = event.why
             case MethodDone():
                 self._digests[event.method][rank] = event.digest
             case Finished():
@@ -85,6 +89,7 @@ class Collector:
                 tuple(_joined(self._steps[method.name, s]) for s in range(job.steps)),
                 self._validations(method.name),
                 tuple(self._digests[method.name][rank] for rank in range(job.ranks)),
+                self._why.get(method.name, ""),
             )
             for method in job.methods
         )

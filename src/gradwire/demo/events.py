@@ -57,6 +57,16 @@ class Validated(Event):
 
 
 @dataclass(frozen=True, slots=True)
+class PlanChosen(Event):
+    """A plan that a mode has chosen itself, why, and what it predicts for a step."""
+
+    method: str
+    plan: str
+    why: str
+    predicted_s: float | None
+
+
+@dataclass(frozen=True, slots=True)
 class MethodDone(Event):
     """A method has ended; the digest is a hash of this rank's parameters."""
 

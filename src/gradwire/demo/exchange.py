@@ -4,6 +4,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -23,6 +24,19 @@ def nothing() -> None:
     """Do nothing."""
 
 
+def always() -> bool:
+    """Say yes."""
+    return True
+
+
+class Settled(NamedTuple):
+    """A plan that was chosen in training, and why, for the result."""
+
+    plan: str
+    why: str
+    predicted_s: float | None
+
+
 @dataclass(frozen=True, slots=True)
 class Exchange:
     """A wrapped model, and what its exchange has sent.
@@ -37,6 +51,8 @@ class Exchange:
         waits: Returns how long the last step's forward waited for gradients,
             and how long transfers ran under computation, where gradients may
             arrive after backward.
+        is_ready: Whether steps are as they will go on; the same on all ranks.
+        settled: Returns the plan in use and why, where one was chosen.
     """
 
     module: nn.Module
@@ -45,6 +61,8 @@ class Exchange:
     finish: Callable[[], None] = nothing
     wait: Callable[[], None] = nothing
     waits: Callable[[], tuple[float, float]] | None = None
+    is_ready: Callable[[], bool] = always
+    settled: Callable[[], Settled | None] = lambda: None
 
 
 def wrap(method: Method, module: nn.Module, link: Link | None) -> Exchange:
@@ -116,4 +134,17 @@ def _take_group_bytes(group: dist.ProcessGroup | None) -> int:
 def _with_gradwire(method: Method, module: nn.Module, link: Link | None) -> Exchange:
     ddp = _ddp(method, module, None)
     sync = gradwire.attach(ddp, method.plan, link=link)
-    return Exchange(ddp, lambda: sync.stats().recent[-1].sent_bytes, sync.close)
+
+    def settled() -> Settled | None:
+        choice = sync.decision
+        if choice is None:
+            return None
+        return Settled(sync.plan.to_json(), str(choice), choice.predicted_s)
+
+    return Exchange(
+        ddp,
+        lambda: sync.stats().recent[-1].sent_bytes,
+        sync.close,
+        is_ready=lambda: sync.plan.auto is None,
+        settled=settled,
+    )

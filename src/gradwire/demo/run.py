@@ -18,6 +18,7 @@ from gradwire.demo.events import (
     Finished,
     MethodDone,
     MethodStarted,
+    PlanChosen,
     StepDone,
     Validated,
 )
@@ -64,6 +65,9 @@ def _run_method(job: Job, rank: int, task: tasks.Task, method: Method, tell: Tel
             score = tasks.evaluate(task, module, rank, job.ranks)
             tell(Validated(method.name, step + 1, *score))
             dist.barrier()
+    settled = exchange.settled()
+    if settled is not None:
+        tell(PlanChosen(method.name, *settled))
     exchange.close()
     tell(MethodDone(method.name, parameters_digest(module)))
 

@@ -76,6 +76,12 @@ class ErrorFeedback:
         if self.state.residual is not None:
             self.state.residual.mul_(factor)
 
+    def take_factors(self, before: ErrorFeedback) -> None:
+        """Take over another's warm starts where they have the shape wanted here."""
+        for name, factor in before.state.factors.items():
+            if self._factor_shapes.get(name) == tuple(factor.shape):
+                self.state.factors[name] = factor
+
     def tensors(self) -> dict[str, dict[str, Tensor]]:
         """Return copies of residuals and warm starts by parameter name.
 

@@ -155,6 +155,8 @@ class Stats:
         residual_bytes: Memory the residual takes.
         sent_bytes: Bytes this rank handed to the network since `attach`.
         dense_bytes: What uncompressed all-reduces would have sent meanwhile.
+        planned: The plan that was chosen in training, why, and advice; None
+            where it was given, and on ranks other than 0.
     """
 
     steps_done: int
@@ -164,6 +166,7 @@ class Stats:
     residual_bytes: int
     sent_bytes: int = 0
     dense_bytes: int = 0
+    planned: str | None = None
 
     def summary(self) -> str:
         """Say in one line what compression does here, and whether dense would be faster.

@@ -9,7 +9,7 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NoReturn
+from typing import Any, NoReturn, Protocol
 
 import torch
 from torch import Tensor
@@ -21,16 +21,16 @@ from gradwire.comm.torch_collective import DistCollective, DistGroup
 from gradwire.engine.bucket import Bucket, BucketRun, Deliver, union_s
 from gradwire.engine.checkpoint import pack, residual_scale, unpack
 from gradwire.engine.checks import check_replicas, check_steps
-from gradwire.engine.feedback import ErrorFeedback
 from gradwire.engine.lane import Lane
-from gradwire.engine.layout import Layouts
-from gradwire.engine.stats import Stats, StepStats
+from gradwire.engine.scheme import Place, Scheme, Variant
+from gradwire.engine.stats import BucketStats, Stats, StepStats
+from gradwire.engine.switch import Switch
 from gradwire.engine.worker import Worker
 from gradwire.errors import CollectiveError, SpecError
 from gradwire.key import Key
-from gradwire.plan import DENSE, Assignment, Parameter, Plan
-from gradwire.reduce.base import Reducer, build
-from gradwire.spec import ReducerSpec, check_number
+from gradwire.plan import Assignment, Parameter, Plan
+from gradwire.planner.choice import Choice
+from gradwire.spec import check_number
 
 _CHANNELS_A_STEP = 1 << 20
 _TAGGED_STEPS = 1 << 7
@@ -38,9 +38,6 @@ _AGREEMENT = _CHANNELS_A_STEP * _TAGGED_STEPS
 """Number of the channel on which ranks compare their step counts."""
 
 _RECENT_STEPS = 100
-_ORDERLESS_RANKS = 2
-"""So many values have one sum, however a back end orders its additions."""
-
 _MEASURED_EVERY = 10
 _SUSPICIOUS_RATIO = 1000.0
 
@@ -55,22 +52,25 @@ class _Step:
     last_ready_s: float | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Variant:
-    """What differs where buckets are not DDP's.
+class Pilot(Protocol):
+    """Chooses plans while training goes on."""
 
-    Attributes:
-        assignments: The reducer of each parameter.
-        build: Makes the reducer of a spec.
-        dense_passes: See `BucketRun`.
-        label: Begins the key of `state_dict`, where ranks of several groups
-            save to one place.
-    """
+    @property
+    def switch(self) -> Switch:
+        """Carries the choices to all ranks."""
 
-    assignments: Mapping[str, Assignment]
-    build: Callable[[ReducerSpec], Reducer] = build
-    dense_passes: int = 2
-    label: str = ""
+    @property
+    def decision(self) -> Choice | None:
+        """The last choice, and why."""
+
+    def leaves(self, step: int, scheme: Scheme) -> bool:
+        """Whether DDP is to average this step itself; equal on all ranks."""
+
+    def note(self, stats: StepStats) -> None:
+        """Take the statistics of a step, before the next one begins."""
+
+    def resume(self, plan: Plan, step: int) -> None:
+        """Go on from a checkpoint: with its plan, before this step."""
 
 
 class Synchronizer:
@@ -91,6 +91,7 @@ class Synchronizer:
         replicas: Returns the parameters' values, for the check.
         forwards: Returns how many forward passes there were, for `stats`.
         variant: How reducers are chosen and made, where it is not the plan alone.
+        pilot: Chooses further plans; None keeps this one.
     """
 
     def __init__(  # noqa: PLR0913 - all but the first three by keyword
@@ -107,10 +108,10 @@ class Synchronizer:
         replicas: Callable[[], Mapping[str, Tensor]] | None = None,
         forwards: Callable[[], int | None] | None = None,
         variant: Variant | None = None,
+        pilot: Pilot | None = None,
     ) -> None:
         if check_every < 0:
             raise SpecError("check_every", check_every, "at least 0")
-        self.plan = plan
         self._mailbox = mailbox
         self._dist_group = group
         self._lane = Lane(device or torch.device("cpu"))
@@ -119,19 +120,12 @@ class Synchronizer:
         self._on_step = on_step
         self._replicas = replicas or dict
         self._forwards = forwards or (lambda: None)
-        variant = variant or Variant(plan.assign(parameters, mailbox.world_size))
-        assignments = variant.assignments
-        _refuse_float8(assignments, group)
-        self._variant = variant
-        is_dense = all(a.reducer == DENSE for a in assignments.values())
-        # With more ranks a value's place in the bucket would decide its last bits.
-        has_one_sum = mailbox.world_size <= _ORDERLESS_RANKS
         is_summed = isinstance(mailbox, SummingMailbox) and group is None
-        self._is_plain = is_dense and has_one_sum and is_summed
-        self._dense = {n: a.dense_reason for n, a in assignments.items() if a.dense_reason}
-        self._feedback = ErrorFeedback(parameters, assignments, self._lane.device)
-        offsets = self._feedback.offsets
-        self._layouts = Layouts(parameters, assignments, offsets, mailbox.world_size, variant.build)
+        place = Place(mailbox.world_size, self._lane.device, is_summed)
+        self._scheme = Scheme(plan, parameters, place, variant)
+        _refuse_float8(self._scheme.variant.assignments, group)
+        self._next_plan: Plan | None = None
+        self._pilot = pilot
         self._steps_done = self._sent_bytes = self._dense_bytes = 0
         self._channels = 0
         self._has_agreed = False
@@ -149,6 +143,26 @@ class Synchronizer:
     def rank(self) -> int:
         """This process's number in the group."""
         return self._mailbox.rank
+
+    @property
+    def plan(self) -> Plan:
+        """The plan in use, or agreed on for the next step; equal on all ranks."""
+        agreed = self._pilot.switch.plan if self._pilot is not None else None
+        return agreed or self._next_plan or self._scheme.plan
+
+    @property
+    def decision(self) -> Choice | None:
+        """Why this plan, on rank 0; None where it was given."""
+        return None if self._pilot is None else self._pilot.decision
+
+    def replan(self, plan: Plan) -> None:
+        """Use another plan from the next backward pass on.
+
+        What is owed goes along by parameter; where the new plan keeps no
+        residual, it is paid with the next gradient. Every rank must call
+        this before the same step, with the same plan.
+        """
+        self._next_plan = plan
 
     @property
     def world_size(self) -> int:
@@ -200,6 +214,8 @@ class Synchronizer:
         if self._is_checked(step.number) and not step.runs:
             group = self._channel(self._mailbox)
             tasks.append(check_replicas(self._replicas(), step.number, group))
+        if self._pilot is not None and not step.runs:
+            tasks += self._pilot.switch.tasks(step.number)
         if not self._has_agreed:
             self._has_agreed = True
             # First, as exchanges are waited for in order, and the others may never end.
@@ -221,6 +237,36 @@ class Synchronizer:
 
         for task in tasks or [_nothing()]:
             self._worker.submit(task, finish)
+
+    @property
+    def is_left_to_backend(self) -> bool:
+        """Whether the next bucket may be averaged by DDP itself; then call `pass_by`.
+
+        So where a pilot has settled on sending everything as it is, for then
+        nothing that gradwire adds can pay. From time to time a step takes the
+        usual way, in which costs are measured and ranks talk.
+        """
+        if self._pilot is None or self._next_plan is not None or self._current is not None:
+            return False
+        is_usable = self._closer.alive and self._failure is None
+        return is_usable and self._pilot.leaves(self._steps_done, self._scheme)
+
+    def pass_by(self, sizes: Sequence[tuple[int, int]]) -> None:
+        """Count a backward pass whose buckets DDP averages itself.
+
+        Args:
+            sizes: Parameters and bytes of each bucket.
+        """
+        self._begin_step()
+        share = 2 * (self.world_size - 1) / self.world_size
+        buckets = tuple(
+            BucketStats(i, count, *3 * (round(share * num_bytes),), 0.0, 0.0, 0.0, 0.0)
+            for i, (count, num_bytes) in enumerate(sizes)
+        )
+        step = StepStats(self._steps_done, buckets, 0.0, 0.0, is_finite=True)
+        self._current = None
+        self._steps_done += 1
+        self._record(step)
 
     @property
     def begins_step(self) -> bool:
@@ -255,9 +301,19 @@ class Synchronizer:
             while self._unreported:
                 stats = self._unreported.popleft()
                 self._warn_if_stale(stats)
+                if self._pilot is not None:
+                    self._pilot.note(stats)
                 if self._on_step is not None:
                     self._on_step(stats)
+            self._follow()
         return self._current
+
+    def _follow(self) -> None:
+        """Take the plan that is due; nothing of the last step is under way any more."""
+        plan = self._pilot.switch.take() if self._pilot is not None else None
+        plan, self._next_plan = plan or self._next_plan, None
+        if plan is not None:
+            self._scheme = self._scheme.followed_by(plan)
 
     def _warn_if_stale(self, stats: StepStats) -> None:
         ratio = max((b.gradient_ratio or 0.0 for b in stats.buckets), default=0.0)
@@ -273,21 +329,22 @@ class Synchronizer:
     def _run(self, bucket: Bucket, buffer: Tensor) -> BucketRun:
         layout = None
         if not buffer.is_sparse:
-            is_warmup = bucket.step < self.plan.warmup_steps
-            layout = self._layouts.of(bucket.names, buffer.numel(), all_dense=is_warmup)
+            is_warmup = bucket.step < self._scheme.plan.warmup_steps
+            self._scheme.pay(buffer, bucket.names, hold_unused=self._hold_unused)
+            layout = self._scheme.layouts.of(bucket.names, buffer.numel(), all_dense=is_warmup)
         return BucketRun(
             bucket=bucket,
             buffer=buffer,
             layout=layout,
-            key=Key(self.plan.seed, bucket.step, self.rank),
-            state=self._feedback.state,
+            key=Key(self._scheme.plan.seed, bucket.step, self.rank),
+            state=self._scheme.feedback.state,
             recorder=self._recorder(),
             lane=self._lane.fork(buffer),
             hold_unused=self._hold_unused,
-            is_plain=self._is_plain and not buffer.is_sparse,
+            is_plain=self._scheme.is_plain and not buffer.is_sparse,
             is_measured=bucket.step % _MEASURED_EVERY == 1,
             is_checked=self._is_checked(bucket.step),
-            dense_passes=self._variant.dense_passes,
+            dense_passes=self._scheme.variant.dense_passes,
         )
 
     def _is_checked(self, step: int) -> bool:
@@ -329,10 +386,12 @@ class Synchronizer:
         if not is_finite:
             # A loop with loss scaling throws this step away: what it left
             # behind refers to gradients that are never applied.
-            self._feedback.clear()
+            self._scheme.feedback.clear()
         exposed_s = max((b.exposed_s for b in buckets), default=0.0)
         wire_s = union_s([i for r in step.runs for i in r.intervals])
-        stats = StepStats(step.number, buckets, exposed_s, wire_s, is_finite)
+        self._record(StepStats(step.number, buckets, exposed_s, wire_s, is_finite))
+
+    def _record(self, stats: StepStats) -> None:
         self._sent_bytes += stats.sent_bytes
         self._dense_bytes += stats.dense_bytes
         self._recent.append(stats)
@@ -358,10 +417,11 @@ class Synchronizer:
             steps_done=self._steps_done,
             forwards=self._forwards(),
             recent=tuple(self._recent),
-            dense=dict(self._dense),
-            residual_bytes=self._feedback.num_bytes,
+            dense=dict(self._scheme.dense),
+            residual_bytes=self._scheme.feedback.num_bytes,
             sent_bytes=self._sent_bytes,
             dense_bytes=self._dense_bytes,
+            planned=None if self.decision is None else str(self.decision),
         )
 
     def rescale(self, factor: float) -> None:
@@ -376,7 +436,7 @@ class Synchronizer:
         check_number("rescale factor", factor, "above 0 and finite")
         if not 0 < factor < float("inf"):
             raise SpecError("rescale factor", factor, "above 0 and finite")
-        self._feedback.rescale(factor)
+        self._scheme.rescale(factor)
 
     def gather_objects(self, value: object) -> list[object]:
         """Return every rank's value, by rank; blocking, between steps."""
@@ -388,8 +448,10 @@ class Synchronizer:
         The key carries the rank, because `torch.distributed.checkpoint` keeps
         one copy of equal keys. Save it on every rank.
         """
-        label = self._variant.label
-        return pack(self.rank, self.world_size, self._steps_done, self.plan, self._feedback, label)
+        label = self._scheme.variant.label
+        return pack(
+            self.rank, self.world_size, self._steps_done, self.plan, self._scheme.feedback, label
+        )
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue where `state_dict` was taken.
@@ -402,10 +464,15 @@ class Synchronizer:
             StateError: Not such a state, of another format, or with a tensor of
                 another shape or values that are not finite.
         """
-        saved = unpack(state, self.rank, self._variant.label)
-        self._feedback.load(saved, residual_scale(saved, self.rank, self.world_size))
+        saved = unpack(state, self.rank, self._scheme.variant.label)
+        if self._pilot is not None:
+            # Its own choice goes on: another one would give other bits.
+            self._scheme = self._scheme.followed_by(Plan.from_json(saved["plan"]))
+        self._scheme.feedback.load(saved, residual_scale(saved, self.rank, self.world_size))
         self._steps_done = int(saved["steps_done"])
         self._has_agreed = False
+        if self._pilot is not None:
+            self._pilot.resume(self._scheme.plan, self._steps_done)
 
     def close(self) -> None:
         """Stop the threads and disconnect. Can be called twice.

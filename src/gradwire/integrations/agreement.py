@@ -19,7 +19,7 @@ from gradwire.errors import RankMismatchError, SpecError
 from gradwire.integrations.levels import with_levels
 from gradwire.key import name_hash
 from gradwire.plan import Parameter, Plan, load_plan
-from gradwire.spec import Entry, ReducerSpec, check_whole
+from gradwire.spec import Auto, Entry, ReducerSpec, check_whole
 
 
 class Options(NamedTuple):
@@ -51,7 +51,10 @@ class Options(NamedTuple):
 
 
 def agree(
-    ddp: DDP, plan: Plan | ReducerSpec | str | Path | None, options: Options, mailbox: Mailbox
+    ddp: DDP,
+    plan: Plan | ReducerSpec | Auto | str | Path | None,
+    options: Options,
+    mailbox: Mailbox,
 ) -> tuple[Plan, list[Parameter]]:
     """Read a DDP model's plan and parameters; make sure all ranks read the same.
 

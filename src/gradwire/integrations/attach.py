@@ -14,13 +14,13 @@ from gradwire.engine.synchronizer import Synchronizer
 from gradwire.errors import SpecError
 from gradwire.integrations.ddp import attach_ddp
 from gradwire.integrations.fsdp import attach_sharded, find_sharded
-from gradwire.plan import Plan
-from gradwire.spec import ReducerSpec
+from gradwire.plan import AUTO, Plan
+from gradwire.spec import Auto, ReducerSpec
 
 
 def attach(  # noqa: PLR0913 - all but the first two by keyword
     model: object,
-    plan: Plan | ReducerSpec | str | Path | None = None,
+    plan: Plan | ReducerSpec | Auto | str | Path | None = None,
     *,
     link: Link | None = None,
     check_every: int = 0,
@@ -47,9 +47,12 @@ def attach(  # noqa: PLR0913 - all but the first two by keyword
         plan: A plan, the path of a plan file, a reducer spec or its short name
             (`none bf16 fp16 fp8 int8 ... int1 sign topk threshold random_k
             low_rank`; `int8@hierarchical` for nodes of several ranks). None is
-            the default: 6 bits with error feedback for
-            matrices of 1,024 values or more, float32 for the rest; for a
-            sharded model 8 bits without feedback.
+            the default: 6 bits with error feedback for matrices of 1,024
+            values or more, float32 for the rest; for a sharded model 8 bits
+            without feedback. `"auto"` or `Auto(...)`: measure codecs and links
+            now, which takes a few seconds, observe the first steps, and use
+            what makes steps shortest within an error; see `decision`. On a
+            GPU `"auto"` is the default plan.
         link: Make transfers last as long as on such a link, to try one out.
         check_every: Every so many steps verify that nothing is lost and that
             all ranks hold the same parameters; 0 for never.
@@ -63,8 +66,8 @@ def attach(  # noqa: PLR0913 - all but the first two by keyword
             many share a node.
 
     Returns:
-        The handle: `stats()`, `state_dict()`, `load_state_dict(d)`,
-        `rescale(f)`, `close()`.
+        The handle: `stats()`, `plan`, `decision`, `state_dict()`,
+        `load_state_dict(d)`, `rescale(f)`, `close()`.
 
     Raises:
         TypeError: No model to attach to in `model`, or several.
@@ -90,6 +93,8 @@ def attach(  # noqa: PLR0913 - all but the first two by keyword
     if sharded is not None:
         if mesh is not None:
             raise SpecError("mesh", mesh, "None: a sharded model has one; see replicate")
+        if isinstance(plan, Auto) or plan == AUTO:
+            raise SpecError("plan", plan, "a fixed one: a sharded model's is not chosen by itself")
         return attach_sharded(
             sharded,
             plan,

@@ -5,11 +5,14 @@
 import warnings
 import weakref
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch._C._distributed_c10d import GradBucket
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.distributed.device_mesh import DeviceMesh
 from torch.nn.parallel import DistributedDataParallel as DDP  # noqa: N817 - as everyone calls it
 
@@ -20,16 +23,21 @@ from gradwire.comm.torch_dist import TorchMailbox
 from gradwire.engine.stats import StepStats
 from gradwire.engine.synchronizer import Synchronizer
 from gradwire.integrations.agreement import Options, agree, device_of, stranger, trained
-from gradwire.plan import Plan
-from gradwire.spec import ReducerSpec
+from gradwire.integrations.clock import Clock
+from gradwire.integrations.machine import find_machine
+from gradwire.integrations.pilot import AutoPilot, Task, candidates
+from gradwire.plan import DENSE, Parameter, Plan
+from gradwire.spec import Auto, LowRank, ReducerSpec, parse_reducer
 
 _WRAPPED_IN = ("_orig_mod", "module", "_forward_module", "model", "strategy")
 _LOOKED_AT_EVERY = 100
+_SAMPLE = 1 << 18
+"""Values of each gradient from which the planner learns what codecs lose."""
 
 
 def attach_ddp(
     model: object,
-    plan: Plan | ReducerSpec | str | Path | None = None,
+    plan: Plan | ReducerSpec | Auto | str | Path | None = None,
     *,
     link: Link | None = None,
     check_every: int = 0,
@@ -48,13 +56,15 @@ def attach_ddp(
     mailbox: Mailbox = TorchMailbox(ddp.process_group)
     group: DistGroup | None = None
     try:
-        chosen, parameters = agree(ddp, plan, Options(link, check_every, on_step, mesh), mailbox)
+        options = Options(link, check_every, on_step, mesh)
+        chosen, parameters = agree(ddp, plan, options, mailbox)
         device = device_of(ddp)
         group = _group(ddp, device)
         if link is not None:
             mailbox = ShapedMailbox(mailbox, link)
         reference = weakref.ref(ddp)
-        watch = _Watch(ddp)
+        chosen, pilot = _pilot(ddp, chosen, parameters, options, mailbox)
+        watch = _Watch(ddp, None if pilot is None else pilot.clock)
         sync = Synchronizer(
             chosen,
             parameters,
@@ -66,15 +76,39 @@ def attach_ddp(
             on_step=on_step,
             replicas=lambda: _replicas(reference),
             forwards=lambda: watch.forwards,
+            pilot=pilot,
         )
-        ddp.register_comm_hook(_Hook(sync, watch.names, device), _hook)
+        ddp.register_comm_hook(_Hook(sync, watch, device, ddp.process_group), _hook)
         ddp.register_forward_pre_hook(watch)
+        if watch.clock is not None:
+            ddp.register_forward_hook(watch.ends)
     except BaseException:
         mailbox.close()
         if group is not None:
             group.close()
         raise
     return sync
+
+
+def _pilot(
+    ddp: DDP, plan: Plan, parameters: list[Parameter], options: Options, mailbox: Mailbox
+) -> tuple[Plan, AutoPilot | None]:
+    """Return the plan to begin with, and what chooses further ones where that is asked for."""
+    if plan.auto is None:
+        return plan, None
+    begin = replace(plan, auto=None)
+    assigned = plan.assign(parameters, mailbox.world_size)
+    if mailbox.world_size == 1 or all(a.reducer == DENSE for a in assigned.values()):
+        return begin, None  # nothing that could be compressed
+    if device_of(ddp).type != "cpu":
+        return begin, None  # a GPU's times are not those at which its hooks are called
+    specs = [parse_reducer(name) for name in candidates(plan.auto)]
+    is_free = options.link is None
+    machine = find_machine(mailbox, specs, is_kept=is_free)
+    is_usual = all(p.dtype == "float32" and not p.is_sparse for p in parameters)
+    may_leave = is_free and is_usual and not options.check_every
+    task = Task(parameters, ddp.bucket_bytes_cap, mailbox.world_size, may_leave)
+    return plan, AutoPilot(plan, task, machine, mailbox)
 
 
 def _group(ddp: DDP, device: torch.device) -> DistGroup | None:
@@ -130,7 +164,8 @@ def _ddps(thing: object, depth: int) -> Iterator[DDP]:
 class _Watch:
     """Runs before each forward pass: counts them, and looks for new parameters."""
 
-    def __init__(self, ddp: DDP) -> None:
+    def __init__(self, ddp: DDP, clock: Clock | None = None) -> None:
+        self.clock = clock
         self.names = {id(p): name for name, p in trained(ddp).items()}
         self.forwards = 0
         self._model = id(ddp)
@@ -146,6 +181,14 @@ class _Watch:
                 if id(p) not in self.names:
                     raise stranger(name)
         self.forwards += torch.is_grad_enabled()
+        if self.clock is not None and torch.is_grad_enabled():
+            self.clock.forward_begins()
+
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    def ends(self, ddp: DDP, _inputs: object, _output: object) -> None:
+        """Note the end of a forward pass."""
+        if self.clock is not None and id(ddp) == self._model and torch.is_grad_enabled():
+            self.clock.forward_ends()
 
 
 class _Hook:
@@ -154,10 +197,19 @@ class _Hook:
     It must not hold the DDP model, which would then never be freed.
     """
 
-    def __init__(self, sync: Synchronizer, names: dict[int, str], device: torch.device) -> None:
+    def __init__(
+        self,
+        sync: Synchronizer,
+        watch: _Watch,
+        device: torch.device,
+        group: dist.ProcessGroup,
+    ) -> None:
         self.sync = sync
+        self.clock = watch.clock
         self.devices: list[int | str | torch.device] = [] if device.type == "cpu" else [device]
-        self._names = names
+        self._names = watch.names
+        self._group = group
+        self._left: list[tuple[int, int]] = []
 
     def __reduce__(self) -> tuple[type[None], tuple[()]]:
         """Become None in a copy of the model: DDP gives copies a reducer without hook."""
@@ -167,6 +219,23 @@ class _Hook:
         """Return the names of a bucket's parameters, in order."""
         return tuple(self._names[id(p)] for p in bucket.parameters())
 
+    def look(self, names: tuple[str, ...], bucket: GradBucket) -> None:
+        """Let the clock see a bucket whose gradients are there."""
+        if self.clock is None:
+            return
+        if self.clock.is_sampling and not bucket.buffer().is_sparse:
+            for name, gradient in zip(names, bucket.gradients(), strict=True):
+                self.clock.samples[name] = _sample(gradient)
+        self.clock.bucket(names, is_last=bucket.is_last())
+
+    def leave(self, names: tuple[str, ...], bucket: GradBucket) -> torch.futures.Future[Tensor]:
+        """Average a bucket as DDP does without a hook."""
+        self._left.append((len(names), bucket.buffer().nbytes))
+        if bucket.is_last():
+            self.sync.pass_by(self._left)
+            self._left = []
+        return default_hooks.allreduce_hook(self._group, bucket)
+
 
 def _hook(state: _Hook, bucket: GradBucket) -> torch.futures.Future[Tensor]:
     """Start averaging a bucket; DDP calls this once per bucket, in order."""
@@ -174,14 +243,26 @@ def _hook(state: _Hook, bucket: GradBucket) -> torch.futures.Future[Tensor]:
         torch.futures.Future(devices=state.devices)
     )
     result = arrived.then(_unwrap)
+    names = state.names(bucket)
+    state.look(names, bucket)
+    if state.sync.is_left_to_backend:
+        return state.leave(names, bucket)
     state.sync.reduce(
         bucket.index(),
         bucket.buffer(),
-        state.names(bucket),
+        names,
         lambda mean, error: arrived.set_result((mean, error)),
         is_last=bucket.is_last(),
     )
     return result
+
+
+def _sample(gradient: Tensor) -> Tensor:
+    """Copy the first rows of a gradient, as a matrix."""
+    if gradient.dim() < 2:  # noqa: PLR2004 - a matrix has two
+        return gradient.detach()[:_SAMPLE].clone()
+    matrix = gradient.detach().view(LowRank.matrix_shape(tuple(gradient.shape)))
+    return matrix[: max(1, _SAMPLE // matrix.shape[1])].clone()
 
 
 def _unwrap(arrived: torch.futures.Future[tuple[Tensor | None, BaseException | None]]) -> Tensor:

@@ -13,8 +13,9 @@ from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
 from gradwire.comm.base import Mailbox
 from gradwire.comm.shaped import Link, ShapedMailbox
 from gradwire.comm.torch_dist import TorchMailbox
+from gradwire.engine.scheme import Variant
 from gradwire.engine.stats import StepStats
-from gradwire.engine.synchronizer import Synchronizer, Variant
+from gradwire.engine.synchronizer import Synchronizer
 from gradwire.errors import SpecError, UnknownIdError
 from gradwire.integrations.agreement import Options, agree_on
 from gradwire.integrations.fsdp_comm import PARAMETER_CODECS

@@ -12,7 +12,8 @@ from torchft import Manager
 from torchft.ddp import DistributedDataParallel as FaultTolerantDDP
 
 from gradwire.comm.torch_dist import TorchMailbox
-from gradwire.engine.synchronizer import Synchronizer, Variant
+from gradwire.engine.scheme import Variant
+from gradwire.engine.synchronizer import Synchronizer
 from gradwire.errors import CollectiveError, RankMismatchError, SpecError
 from gradwire.integrations.agreement import device_of, parameters_of, trained
 from gradwire.plan import Plan, load_plan

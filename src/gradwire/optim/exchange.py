@@ -16,8 +16,9 @@ from gradwire.comm.base import Mailbox
 from gradwire.comm.torch_collective import DistGroup
 from gradwire.comm.torch_dist import TorchMailbox
 from gradwire.engine.checks import digest
+from gradwire.engine.scheme import Variant
 from gradwire.engine.stats import StepStats
-from gradwire.engine.synchronizer import Synchronizer, Variant
+from gradwire.engine.synchronizer import Synchronizer
 from gradwire.errors import RankMismatchError, SpecError
 from gradwire.integrations.agreement import Options, agree_on
 from gradwire.key import name_hash

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 
 from gradwire.errors import SpecError
 from gradwire.plan import Parameter
-from gradwire.spec import ReducerSpec, Sparse, spec_name
+from gradwire.spec import Auto, ReducerSpec, Sparse, spec_name
 
 NORMAL_ERRORS: Mapping[str, float] = {
     "none": 0.0,
@@ -31,7 +31,7 @@ Source: measured with the reference kernels, default block sizes, 2^18 values;
 `tests/unit/planner/test_errors.py` measures them again.
 """
 
-MAX_ERROR = 0.045
+MAX_ERROR = Auto().max_error
 """What a plan may lose unless told otherwise: as much as 6 bits, the fewest whose
 loss curves could not be told from float32's."""
 

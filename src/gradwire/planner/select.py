@@ -1,7 +1,7 @@
 """HAGC: picks the reducer of each bucket from measured costs.
 
 The rule is one sentence: of the assignments that are close to the fastest, take
-the most exact. Close is 5 % of a step for float32 and bfloat16, so that
+the most exact. Close is 2 % of a step for float32 and bfloat16, so that
 compression must win by more than that, and 1 % among lossy ones, on a link
 somewhat slower than measured too.
 """
@@ -32,6 +32,9 @@ CANDIDATES = (
 
 PLAIN = ("none", "bf16")
 """What is kept unless compression wins by more than `ADVANTAGE`."""
+
+HYSTERESIS = 0.05
+"""By what share of a step another plan must win against the one in use."""
 
 CAPS_BYTES = tuple(mib << 20 for mib in (25, 10, 5, 2, 50))
 """Bucket sizes that are tried: DDP's own, then others."""
@@ -125,7 +128,7 @@ def select_plan(
         errors: Relative errors measured on the model's own gradients.
         limits: What the choice has to keep to.
         current: The plan in use; it stays unless the new one wins by more
-            than `ADVANTAGE`.
+            than `HYSTERESIS`.
         seed: Names the random streams of the plan.
 
     Example:
@@ -155,9 +158,9 @@ def select_plan(
     explained = _explain(search, chosen)
     if current is not None and current != plan:
         kept, used = _best(current, searches)
-        if used.step_s <= (1 + ADVANTAGE) * prediction.step_s:
+        if used.step_s <= (1 + HYSTERESIS) * prediction.step_s:
             search, plan, prediction = kept, current, used
-            reason = f"the plan in use stays: another would not win more than {ADVANTAGE:.0%}"
+            reason = f"the plan in use stays: another would not win more than {HYSTERESIS:.0%}"
     return Decision(
         plan=plan,
         setting=search.setting,

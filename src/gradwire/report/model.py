@@ -68,6 +68,7 @@ class MethodResult:
         family: `"ddp"` (no compression), `"hook"` (PyTorch's) or `"gradwire"`.
         validations: At least the one after the last step.
         digests: Hash of the parameters after the last step, by rank.
+        why: The plan that was chosen in training, and why; empty where it was given.
     """
 
     name: str
@@ -76,6 +77,7 @@ class MethodResult:
     steps: tuple[Step, ...]
     validations: tuple[Validation, ...]
     digests: tuple[str, ...]
+    why: str = ""
 
     @property
     def is_replicated(self) -> bool:

@@ -63,7 +63,9 @@ def setting_line(result: DemoResult) -> str:
 def notes(result: DemoResult) -> list[str]:
     """Return what a reader needs to judge the numbers."""
     s = result.settings
+    chosen = [f"{m.label} chose {m.why}." for m in result.methods if m.why]
     return [
+        *chosen,
         (
             "Times are rank 0's: median ± half the interquartile range of "
             f"{s.steps - s.untimed_steps} steps. Medians leave out the first {s.untimed_steps} "

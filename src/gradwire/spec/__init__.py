@@ -9,6 +9,7 @@ same spec, so they cannot disagree.
 from __future__ import annotations
 
 from gradwire.spec.adaptive import LEVELS, Adaptive
+from gradwire.spec.auto import Auto
 from gradwire.spec.base import (
     CODEC_SPECS,
     REDUCER_SPECS,
@@ -52,6 +53,7 @@ __all__ = [
     "REDUCER_SPECS",
     "Adaptive",
     "AllReduce",
+    "Auto",
     "BitPlanes",
     "Broadcast",
     "CodecSpec",

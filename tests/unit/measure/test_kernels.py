@@ -37,7 +37,8 @@ def test_errors_are_of_the_gradients_given():
     errors = measure_errors(gradients, [parse_reducer(n) for n in ("int8", "sign", "low_rank")])
     assert set(errors) == {"a"}  # zeros have no relative error
     assert errors["a"]["sign"] == pytest.approx(0.0, abs=1e-6)
-    assert set(errors["a"]) == {"int8", "sign"}
+    assert set(errors["a"]) == {"int8", "sign", "low_rank:1"}
+    assert errors["a"]["low_rank:1"] == pytest.approx(0.0, abs=1e-3)  # rows alike: of rank 1
 
 
 def test_cpu_is_identified_and_others_refused():

@@ -1,0 +1,294 @@
+"""AutoPilot: observes, decides, tries, settles, looks again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
+from statistics import median
+from typing import NamedTuple, TypeVar
+
+from torch import Tensor
+
+from gradwire.comm.base import Mailbox
+from gradwire.engine.scheme import Scheme
+from gradwire.engine.stats import StepStats
+from gradwire.engine.switch import Order, Switch
+from gradwire.hardware import Hardware, Line, LinkSpeed
+from gradwire.integrations.clock import Clock, workload_of
+from gradwire.integrations.machine import Machine
+from gradwire.measure.errors import measure_errors
+from gradwire.plan import Parameter, Plan
+from gradwire.planner.choice import Choice, advice_of, name_of, reason_of
+from gradwire.planner.drift import drifted
+from gradwire.planner.errors import NORMAL_ERRORS
+from gradwire.planner.select import CANDIDATES, CAPS_BYTES, Decision, Limits, select_plan
+from gradwire.planner.shortlist import Contender, best_of, shortlist
+from gradwire.planner.step import Setting
+from gradwire.spec import Auto, parse_reducer, spec_name
+
+WARMUP_STEPS = 2
+"""DDP rebuilds its buckets after the first step."""
+
+_WINDOW = 3
+"""Steps of a look at the costs."""
+
+_TURNS = 2
+_UNDECIDED = 0.06
+"""Plans this much slower than the fastest after a turn are given up."""
+
+Orders = Generator[Order, None, None]
+Errors = dict[str, dict[str, float]]
+_T = TypeVar("_T")
+
+
+def candidates(auto: Auto) -> tuple[str, ...]:
+    """Return what is worth measuring: codecs that may keep to the error allowed.
+
+    Low rank depends on the gradients alone. A codec that loses twice as much on
+    normal values may still do on others.
+
+    Example:
+        >>> "int6" in candidates(Auto()), "int2" in candidates(Auto())
+        (True, False)
+    """
+    return tuple(
+        name
+        for name in CANDIDATES
+        if "@" not in name
+        and (
+            name.startswith("low_rank")
+            or NORMAL_ERRORS.get(spec_name(parse_reducer(name)), 1.0) <= 2 * auto.max_error
+        )
+    )
+
+
+class Task(NamedTuple):
+    """What the planner has to know of the model.
+
+    Attributes:
+        parameters: All that are exchanged.
+        cap_bytes: Size of DDP's buckets.
+        world_size: Number of ranks.
+        may_leave: Whether DDP may average by itself where nothing is compressed.
+    """
+
+    parameters: Sequence[Parameter]
+    cap_bytes: int
+    world_size: int
+    may_leave: bool = True
+
+
+class AutoPilot:
+    """Chooses the plan on rank 0, and follows it on all ranks.
+
+    The first steps run the default plan: at worst encoding costs a few steps
+    some time, while float32 over a slow link costs seconds each. Then the
+    planner predicts, the closest plans are tried for some steps each, and the
+    most exact of the fastest stays.
+
+    Args:
+        plan: The plan to begin with; its `auto` says how to choose.
+        task: The model.
+        machine: Speeds; the same on all ranks.
+        mailbox: Connects the ranks.
+    """
+
+    def __init__(self, plan: Plan, task: Task, machine: Machine, mailbox: Mailbox) -> None:
+        assert plan.auto is not None
+        self._plan = plan
+        self._auto = plan.auto
+        self._task = task
+        self._machine = machine
+        self.clock = Clock() if mailbox.rank == 0 else None
+        self.switch = Switch(mailbox, self._lead if self.clock is not None else None)
+        self.decision: Choice | None = None
+        self._orders = self._course()
+        self._step = 0
+        self._planner: ThreadPoolExecutor | None = None
+
+    def note(self, stats: StepStats) -> None:
+        """See `Pilot.note`."""
+        if self.clock is not None:
+            self.clock.note(stats)
+
+    def resume(self, plan: Plan, step: int) -> None:
+        """See `Pilot.resume`."""
+        self._plan = plan
+        self.switch.restart(step)
+        if self.clock is not None:
+            self.clock.restart(step)
+        self._orders = self._course() if plan.auto is not None else self._watch(None)
+        self.decision = Choice.without(plan, "from the checkpoint")
+
+    def leaves(self, step: int, scheme: Scheme) -> bool:
+        """See `Pilot.leaves`."""
+        is_quiet = self.switch.plan is None and not self.switch.speaks(step)
+        is_free = self._task.may_leave and scheme.is_dense and not scheme.is_owing
+        return is_quiet and is_free
+
+    def _lead(self, step: int) -> Order:
+        self._step = step
+        order = next(self._orders)
+        if order.plan is not None:
+            self._plan = order.plan
+        return order
+
+    def _course(self) -> Orders:
+        """Say what to do, from the first step on; each turn begins in a step of its own."""
+        assert self.clock is not None
+        yield Order(None, WARMUP_STEPS + self._auto.observed_steps - 1)
+        self.clock.is_sampling = True
+        yield Order(None, 1)
+        self.clock.is_sampling = False
+        steps = range(self._step - self._auto.observed_steps, self._step)
+        errors = self._submit(_errors, dict(self.clock.samples), candidates(self._auto))
+        self.clock.samples.clear()
+        yield from _until(errors)
+        yield from self._choose(steps, self._machine.hardware, errors.result(), None)
+        yield from self._watch(errors.result())
+
+    def _choose(
+        self,
+        steps: range,
+        hardware: Hardware,
+        errors: Errors | None,
+        current: Plan | None,
+    ) -> Orders:
+        """Plan in the background, try what is close, and settle."""
+        setting = self._setting(steps, hardware)
+        limits = Limits(self._auto.max_error, candidates(self._auto), (self._task.cap_bytes,))
+        planning = self._submit(_decide, setting, errors or {}, limits, current)
+        yield from _until(planning)
+        own, free, close = planning.result()
+        tried: dict[str, float] = {}
+        yield from self._try(close, tried)
+        best = best_of(close, tried) if tried else close[0]
+        self.decision = Choice(
+            plan=best.plan,
+            name=name_of(best.plan),
+            reason=reason_of(best, tried, own),
+            decision=own,
+            contenders=close,
+            step_s=tried,
+            bucket_cap_mb=free.bucket_cap_mb,
+            advice=advice_of(own, free),
+            step=self._step,
+        )
+        yield Order(best.plan, WARMUP_STEPS)
+
+    def _try(self, close: Sequence[Contender], tried: dict[str, float]) -> Orders:
+        """Run plans in turn, twice those that are close after the first turn.
+
+        What disturbs a step only ever delays it, so the lower quartile counts.
+        """
+        assert self.clock is not None
+        steps, left = self._auto.tried_steps, list(close)
+        periods: dict[str, list[float]] = {c.name: [] for c in close}
+        for _ in range(_TURNS):
+            if len(left) == 1:
+                return
+            for contender in left:
+                yield Order(replace(contender.plan, auto=self._auto), steps + 2)
+                periods[contender.name] += self.clock.periods_s(
+                    range(self._step - steps, self._step)
+                )
+                found = sorted(periods[contender.name])
+                tried[contender.name] = found[len(found) // 4]
+            limit_s = (1 + _UNDECIDED) * min(tried.values())
+            left = [c for c in left if tried[c.name] <= limit_s]
+
+    def _setting(self, steps: range, hardware: Hardware) -> Setting:
+        assert self.clock is not None
+        device = hardware.device
+        work = workload_of(
+            self.clock.of(steps),
+            self.clock.period_s(steps),
+            {p.name: p for p in self._task.parameters},
+            device.copy_bytes_per_s,
+        )
+        hardware = replace(hardware, device=replace(device, interference=0.0))
+        ranks = self._machine.ranks_per_node
+        return Setting(work, hardware, self._task.world_size, ranks, self._task.cap_bytes)
+
+    def _watch(self, errors: Errors | None) -> Orders:
+        """Look at the costs from time to time; choose anew where they have moved."""
+        before: tuple[float, float] | None = None
+        has_moved = False
+        yield Order(None, WARMUP_STEPS)
+        while True:
+            for _ in range(_WINDOW):
+                yield Order(None, 1)
+            steps = range(self._step - _WINDOW, self._step)
+            costs = self._costs(steps)
+            if before is None:
+                before = costs
+            hardware = _moved(self._machine.hardware, before, costs)
+            is_moved = bool(drifted(self._machine.hardware, hardware))
+            if is_moved and has_moved:  # twice in a row: no passing disturbance
+                yield from self._choose(steps, hardware, errors, self._plan)
+                self._machine = self._machine._replace(hardware=hardware)
+                before, has_moved = None, False
+                continue
+            has_moved = is_moved
+            yield Order(None, self._auto.watched_steps)
+
+    def _costs(self, steps: range) -> tuple[float, float]:
+        """Return seconds of link and codec per step."""
+        assert self.clock is not None
+        stats = [s.stats for s in self.clock.of(steps) if s.stats is not None]
+        if not stats:
+            return 0.0, 0.0
+        wire_s = median(s.wire_s for s in stats)
+        return wire_s, median(sum(b.encode_s + b.decode_s for b in s.buckets) for s in stats)
+
+    def _submit(self, call: Callable[..., _T], *args: object) -> Future[_T]:
+        if self._planner is None:
+            self._planner = ThreadPoolExecutor(1, "gradwire-planner")
+        return self._planner.submit(call, *args)
+
+
+def _until(work: Future[_T]) -> Orders:
+    """Say that nothing changes until work in the background is done."""
+    while not work.done():
+        yield Order(None, 1)
+
+
+def _errors(samples: dict[str, Tensor], names: Sequence[str]) -> Errors:
+    return measure_errors(samples, [parse_reducer(name) for name in names])
+
+
+def _decide(
+    setting: Setting, errors: Errors, limits: Limits, current: Plan | None
+) -> tuple[Decision, Decision, tuple[Contender, ...]]:
+    """Decide for the buckets there are, and for buckets of any size; list what is close."""
+    own = select_plan(setting, errors=errors, limits=limits, current=current)
+    caps = tuple(dict.fromkeys((setting.cap_bytes, *CAPS_BYTES)))
+    free = select_plan(setting, errors=errors, limits=replace(limits, caps_bytes=caps))
+    if current is not None and own.plan == current:
+        return own, free, (Contender("kept", current, own.prediction.step_s, 0.0),)
+    return own, free, shortlist(own, errors, limits)
+
+
+def _moved(hardware: Hardware, before: tuple[float, float], now: tuple[float, float]) -> Hardware:
+    """Return the hardware whose costs have changed as those of a step have."""
+    link, codec = (b / a if a and b else 1.0 for a, b in zip(before, now, strict=True))
+
+    def slower(speed: LinkSpeed) -> LinkSpeed:
+        rate = speed.bandwidth_bytes_per_s / link
+        lines = {k: _times(v, link) for k, v in speed.collectives.items()}
+        return replace(
+            speed,
+            latency_s=speed.latency_s * link,
+            bandwidth_bytes_per_s=rate,
+            collectives=lines,
+        )
+
+    kernels = {name: _times(line, codec) for name, line in hardware.kernels.items()}
+    return replace(
+        hardware, kernels=kernels, within=slower(hardware.within), between=slower(hardware.between)
+    )
+
+
+def _times(line: Line, factor: float) -> Line:
+    return Line(line.fixed_s * factor, line.s_per_byte * factor, line.spread)

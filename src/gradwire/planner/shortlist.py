@@ -1,0 +1,101 @@
+"""The few plans that are close enough to the best prediction to be tried."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+from gradwire.errors import SpecError
+from gradwire.plan import Plan
+from gradwire.planner.errors import Errors, relative_error
+from gradwire.planner.search import ADVANTAGE, EVEN, takes
+from gradwire.planner.select import PLAIN, Decision, Limits
+from gradwire.planner.step import predict, predict_plain
+from gradwire.spec import ReducerSpec
+
+WITHIN = 0.12
+"""Plans predicted to be slower by more than this share than the best are not tried:
+predictions are off by 10 % where several ranks share cores."""
+
+MOST = 4
+"""So many are tried at most."""
+
+
+class Contender(NamedTuple):
+    """A plan that may turn out the best.
+
+    Attributes:
+        predicted_s: Time of a step.
+        error: Relative error on the model's own gradients.
+    """
+
+    name: str
+    plan: Plan
+    predicted_s: float
+    error: float
+
+
+def shortlist(decision: Decision, errors: Errors, limits: Limits) -> tuple[Contender, ...]:
+    """Return the plan that was decided on and its close rivals, the fastest first.
+
+    Rivals use one reducer for everything. `none`, as the safe side, is among
+    them if it is close, whatever the number of others.
+
+    Args:
+        decision: From `select_plan`.
+        errors: As it was given.
+        limits: As it was given.
+    """
+    chosen = decision.prediction.step_s
+    if decision.plan == Plan.of("none", seed=decision.plan.seed):
+        chosen = predict_plain(decision.setting)  # as the back end does it by itself
+    found = {decision.plan: Contender("chosen", decision.plan, chosen, _error(decision))}
+    for name, reducer in limits.reducers().items():
+        rival = _rival(name, reducer, decision, errors)
+        if rival is not None and (rival.error <= limits.max_error or name == "none"):
+            found[rival.plan] = rival
+    best_s = min(c.predicted_s for c in found.values())
+    close = [c for c in found.values() if c.predicted_s <= (1 + WITHIN) * best_s]
+    close.sort(key=lambda c: c.predicted_s)
+    last = [c for c in close[MOST:] if c.name == "none"]
+    return (*close[: MOST - len(last)], *last)
+
+
+def best_of(tried: Sequence[Contender], step_s: Mapping[str, float]) -> Contender:
+    """Return the most exact of those that measured close to the fastest.
+
+    Example:
+        >>> plan = Plan.of("none")
+        >>> exact, lossy = Contender("none", plan, 1.0, 0.0), Contender("int6", plan, 1.0, 0.04)
+        >>> best_of([exact, lossy], {"none": 1.01, "int6": 1.0}).name
+        'none'
+        >>> best_of([exact, lossy], {"none": 1.1, "int6": 1.0}).name
+        'int6'
+    """
+    best_s = min(step_s[c.name] for c in tried)
+    close = [c for c in tried if step_s[c.name] <= (1 + _margin(c)) * best_s]
+    return min(close, key=lambda c: c.error)
+
+
+def _margin(contender: Contender) -> float:
+    """Return by what share of a step a lossier plan must win against this one."""
+    return ADVANTAGE if contender.name in PLAIN else EVEN
+
+
+def _rival(name: str, reducer: ReducerSpec, decision: Decision, errors: Errors) -> Contender | None:
+    setting = decision.setting
+    plan = Plan.of(reducer, seed=decision.plan.seed)
+    taken = [p for p in setting.workload.parameters if takes(reducer, p)]
+    if not taken:
+        return None
+    try:
+        step_s = predict_plain(setting) if name == "none" else predict(plan, setting).step_s
+    except SpecError:  # no speed known, or a broadcast that moves more than it saves
+        return None
+    return Contender(name, plan, step_s, relative_error(reducer, taken, errors))
+
+
+def _error(decision: Decision) -> float:
+    """Return the largest error of a bucket under a decision."""
+    chosen = [next(o for o in b.options if o.name == b.chosen) for b in decision.buckets]
+    return max((option.error for option in chosen), default=0.0)

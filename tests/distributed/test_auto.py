@@ -1,0 +1,90 @@
+"""attach("auto") on real processes: all ranks take the same one, bit by bit."""
+
+import pytest
+import torch
+from launch import run_processes
+from replicas import assert_replicas_agree, mlp, train
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel as DDP  # noqa: N817 - as everyone calls it
+
+import gradwire
+from gradwire.comm.shaped import Link
+from gradwire.errors import SpecError
+from gradwire.plan import Plan
+from gradwire.spec import Auto
+
+_AUTO = Auto(observed_steps=2, tried_steps=2, watched_steps=4)
+
+
+def _settled(ddp, sync, rank):
+    """Train until a plan is chosen; return the number of steps."""
+    optimizer = torch.optim.SGD(ddp.parameters(), 0.1)
+    for i in range(500):
+        train(ddp, optimizer, range(i, i + 1), rank)
+        if sync.plan.auto is None:
+            return i + 1
+    raise AssertionError("no plan was chosen")
+
+
+@pytest.mark.parametrize("link", [None, Link(2e5, 0.0)], ids=["free", "slow"])
+def test_ranks_choose_one_plan_and_stay_alike(link):
+    def body(rank):
+        ddp = DDP(mlp())
+        sync = gradwire.attach(ddp, _AUTO, link=link)
+        assert sync.plan.auto == _AUTO
+        steps = _settled(ddp, sync, rank)
+        optimizer = torch.optim.SGD(ddp.parameters(), 0.1)
+        train(ddp, optimizer, range(steps, steps + 12), rank)
+        assert_replicas_agree(ddp)
+        assert sync.stats().steps_done == steps + 12
+        assert (sync.decision is not None) == (rank == 0)
+        plan = sync.plan.digest()
+        sync.close()
+        return plan, sync.stats().planned
+
+    (mine, why), (theirs, _) = run_processes(2, body)
+    assert mine == theirs
+    assert (mine == Plan.of("none").digest()) == why.startswith("none")
+    if link is not None:
+        assert not why.startswith("none")
+
+
+def test_with_one_rank_or_nothing_large_enough_nothing_is_chosen():
+    def body(_):
+        sync = gradwire.attach(DDP(mlp()), "auto")
+        assert sync.plan.auto is None
+        assert sync.decision is None
+        sync.close()
+
+    run_processes(1, body)
+
+    def small(_):
+        sync = gradwire.attach(DDP(nn.Linear(4, 4)), "auto")
+        assert sync.plan.auto is None
+        sync.close()
+
+    run_processes(2, small)
+
+
+def test_wrap_makes_buckets_of_the_advised_size():
+    def body(_):
+        def loss(model):
+            return model(torch.ones(2, 40)).square().mean()
+
+        plain = gradwire.wrap(mlp())
+        given = gradwire.wrap(mlp(), bucket_cap_mb=7)
+        advised = gradwire.wrap(mlp(), loss)
+        assert plain.bucket_bytes_cap == 5 << 20
+        assert given.bucket_bytes_cap == 7 << 20
+        return advised.bucket_bytes_cap
+
+    mine, theirs = run_processes(2, body)
+    assert mine == theirs
+    assert mine >> 20 in (2, 5, 10, 25, 50)
+
+
+def test_an_error_out_of_range_is_refused():
+    with pytest.raises(SpecError, match=r"Auto.max_error=-1 is not at least 0"):
+        Auto(max_error=-1)
+    with pytest.raises(SpecError, match=r"auto=.* is not an object"):
+        Auto.from_dict({"max_loss": 1})
