@@ -7,12 +7,12 @@ from dataclasses import dataclass
 
 from gradwire.control.base import LayerStats, NetworkStats
 from gradwire.control.levels import (
-    NORMAL_ERROR,
     SPARSE_DENSITY,
     Exchange,
     bf16_bytes,
     codec,
     demand,
+    harm,
     reducer,
 )
 from gradwire.control.measured import JUMP, Measured
@@ -30,8 +30,12 @@ _WAIT_HIGH, _WAIT_LOW = 0.02, 0.005
 _BUSY = 0.95
 _LESS, _MORE = 0.85, 1.05
 _MARGINS = (0.4, 1.0)
+_EARLY = (1, 2, 4, 8)
+"""Steps after which the first plans are made: the first ones know little."""
 _PAYS = 0.02
 """A change must lower the time to a loss by this part."""
+_FINER = 8.0
+"""So much more precision for nothing is taken, too: about three quarters of a bit."""
 _LEAST = 1e-30
 """Stands for an error of 0: gradients of zeros need no bits, but a plan."""
 _UNLIKE = 1.25
@@ -50,7 +54,7 @@ class Decision:
         bits: The level of each layer, one tuple for each sender, or one for all.
         floor: Least bits that training asked for.
         stall_s: Wait that could not be hidden.
-        error: Squared error of the exchanged gradient.
+        error: `harm` of what is lost, times the squared norms of layers.
         margin: Factor on budgets, from the waits that were measured.
     """
 
@@ -69,15 +73,16 @@ class OverlapController:
     bandwidth moved by more than a fifth. What was waited in spite of a plan
     shrinks the budgets of the next, what was not used enlarges them. It keeps
     its plan unless another is worth the change: the time to a loss is taken to
-    grow with the step and with 1 + the relative squared error.
+    grow with the step and with 1 + `harm` of what is lost.
 
     Args:
         settings: What may be chosen.
 
     Example:
+        >>> from gradwire.control.base import Losses
         >>> controller = OverlapController(Adaptive(reducer="broadcast"))
         >>> network = NetworkStats(2, (1e6, 1e6), 0.0, 0.0, 0.0, 0.5, 0.1)
-        >>> layers = [LayerStats("fc", 100_000, ready_s=0.1, due_s=0.2, wait_s=0.0, error=1.0)]
+        >>> layers = [LayerStats("fc", 100_000, ready_s=0.1, due_s=0.2, wait_s=0.0, losses=Losses(1.0))]
         >>> controller.update(0, layers, network)["fc"].codec.bits
         6
         >>> controller.update(1, layers, network) is None
@@ -133,18 +138,32 @@ class OverlapController:
         measured = self._measured
         pairs = zip(rates, measured.bandwidth, strict=True)
         has_moved = any(abs(now - then) > JUMP * then for then, now in pairs)
-        return names != measured.names or has_moved or step - last >= self.settings.every
+        is_early = measured.count in _EARLY
+        is_late = self._unforeseen() > _WAIT_HIGH
+        is_new = names != measured.names or has_moved
+        return is_new or is_early or is_late or step - last >= self.settings.every
+
+    def _unforeseen(self) -> float:
+        """Return the share of the step that was waited against expectation, 0 before it shows.
+
+        What the first layer waits is no sign of narrow budgets: it has none.
+        """
+        waits = self._measured.waits()
+        if waits is None or self.decision is None:
+            return 0.0
+        wait_s = min(waits.wait_s - self.decision.stall_s, waits.rear_s)
+        return wait_s / max(self._measured.step_s, _LEAST)
 
     def _learn_from_waits(self) -> None:
-        waits, step_s = self._measured.waits(), self._measured.step_s
-        if waits is None or self.decision is None or step_s <= 0:
+        waits = self._measured.waits()
+        if waits is None:
             return
-        wait_s, overlap_s = waits
-        unforeseen = (wait_s - self.decision.stall_s) / step_s
+        unforeseen = self._unforeseen()
         if unforeseen > _WAIT_HIGH:
             self._margin = max(_MARGINS[0], self._margin * _LESS)
-        elif unforeseen < _WAIT_LOW and overlap_s < _BUSY * step_s:
+        elif unforeseen < _WAIT_LOW and waits.overlap_s < _BUSY * self._measured.step_s:
             self._margin = min(_MARGINS[1], self._margin * _MORE)
+        self._measured.forget_waits()
 
     def _exchanges(self, floor: int, world_size: int) -> list[Exchange]:
         """Return what may be used; broadcast only where it moves less than bfloat16."""
@@ -170,12 +189,12 @@ class OverlapController:
         settings = self.settings
         bounds, feedback, force = (floor, settings.cap), settings.feedback, settings.force
         return [
-            demand(n, world_size, exchange, bounds, feedback=feedback, force=force)
-            for n in self._measured.numels
+            demand(n, world_size, exchange, bounds, s.rounded(), feedback=feedback, force=force)
+            for n, s in zip(self._measured.numels, self._measured.shares, strict=True)
         ]
 
     def _weights(self, exchange: Exchange) -> list[float]:
-        return [max(a, _LEAST) * _LOSSES[exchange] for a in self._measured.errors]
+        return [max(x, _LEAST) * _LOSSES[exchange] for x in self._measured.squares]
 
     def _decide(self, exchange: Exchange, floor: int, world_size: int) -> Decision:
         """Solve for one exchange, for each link that differs."""
@@ -204,12 +223,13 @@ class OverlapController:
         rate *= self._margin
         budgets = self._measured.budgets(rate, _ROUNDS[exchange])
         worth = self._square() / max(self._measured.compute_s, 1e-9) / rate
-        most_error = self.settings.error_bound**2 * self._square()
+        bound = harm(self.settings.error_bound**2, feedback=self.settings.feedback)
+        most_error = bound * _LOSSES[exchange] * self._square()
         return solve(demands, budgets, worth, most_error, self._weights(exchange))
 
     def _square(self) -> float:
-        """Estimate the squared norm of the gradient."""
-        return max(sum(self._measured.errors) / NORMAL_ERROR, _LEAST)
+        """Return the squared norm of what all layers owe."""
+        return max(sum(self._measured.squares), _LEAST)
 
     def _time(self, decision: Decision) -> float:
         """Return how long training takes, up to a factor that all decisions share."""
@@ -226,17 +246,19 @@ class OverlapController:
         weights, rates = self._weights(now.exchange), self._rates(now.exchange)
         stall_s, error = 0.0, 0.0
         for bits, rate in zip(now.bits, rates, strict=True):
-            chosen = [
-                next(o for o in (*d.options, *d.reliefs) if o.bits == b)
-                for d, b in zip(demands, bits, strict=True)
-            ]
+            ways = [{o.bits: o for o in (*d.options, *d.reliefs)} for d in demands]
+            if any(b not in way for b, way in zip(bits, ways, strict=True)):
+                return False  # others have become better in cost and error
+            chosen = [way[b] for b, way in zip(bits, ways, strict=True)]
             budgets = self._measured.budgets(rate * self._margin, _ROUNDS[now.exchange])
             over = excess((o.cost for o in chosen), budgets)
             stall_s = max(stall_s, over / (rate * self._margin))
             lost = sum(o.error * w for o, w in zip(chosen, weights, strict=True))
             error += lost / len(rates)
         same = Decision(now.exchange, now.bits, now.floor, stall_s, error, self._margin)
-        return self._time(same) <= (1 + _PAYS) * self._time(best)
+        if self._time(same) > (1 + _PAYS) * self._time(best):
+            return False
+        return same.error <= _FINER * best.error or self._time(best) > self._time(same)
 
     def _reducers_of(self, decision: Decision) -> dict[str, ReducerSpec]:
         return {

@@ -49,7 +49,7 @@ class Adaptive:
     cap: int = 8
     every: int = 10
     schedule: Literal["error_bounded", "rising", "falling", "constant"] = "error_bounded"
-    error_bound: float = 0.5
+    error_bound: float = 0.8
     peak_floor: int = 6
     steps: int = 0
     feedback: bool = True

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from gradwire.control.base import Controller, LayerStats, NetworkStats
+from gradwire.control.base import Controller, LayerStats, Losses, NetworkStats
 from gradwire.control.levels import NORMAL_ERROR
 from gradwire.planner.greedy import excess
 from gradwire.spec import (
@@ -100,7 +100,7 @@ class Model:
             for name, s in zip(self.names, squares, strict=True)
         ]
         layers = [
-            LayerStats(name, n, r, d, stall_s if i == 0 else 0.0, NORMAL_ERROR * s)
+            LayerStats(name, n, r, d, stall_s if i == 0 else 0.0, Losses(NORMAL_ERROR * s))
             for i, (name, n, r, d, s) in enumerate(
                 zip(self.names, self.numels, self.ready, self.due, squares, strict=True)
             )
