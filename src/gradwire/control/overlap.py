@@ -28,7 +28,7 @@ _LOSSES: dict[Exchange, float] = {"broadcast": 1.0, "two_phase": 2.0}
 """Encodings on the way to the mean: each adds about the same squared error."""
 _WAIT_HIGH, _WAIT_LOW = 0.02, 0.005
 _BUSY = 0.95
-_LESS, _MORE = 0.85, 1.05
+_LESS, _MORE = 0.85, 1.01
 _MARGINS = (0.4, 1.0)
 _EARLY = (1, 2, 4, 8)
 """Steps after which the first plans are made: the first ones know little."""
@@ -113,11 +113,11 @@ class OverlapController:
         measured.add(layers, network)
         if not self._is_due(step):
             return None
+        floor = self._floor(step)
         self._learn_from_waits()
         if self._solved is None or self._solved[2] != measured.names:
             self._reducers = {}
         self._solved = (step, measured.bandwidth, measured.names)
-        floor = self._schedule.floor(step, measured.relative_error)
         ways = self._exchanges(floor, network.world_size)
         best = min((self._decide(way, floor, network.world_size) for way in ways), key=self._time)
         now = self.decision
@@ -130,6 +130,12 @@ class OverlapController:
         changed = {n: spec for n, spec in chosen.items() if self._reducers.get(n) != spec}
         self._reducers = chosen
         return changed or None
+
+    def _floor(self, step: int) -> int:
+        """Ask the schedule, once the present plan has shown its error."""
+        if self.decision is not None and self._measured.waits() is None:
+            return self.decision.floor
+        return self._schedule.floor(step, self._measured.relative_error)
 
     def _is_due(self, step: int) -> bool:
         if self._solved is None:

@@ -46,11 +46,11 @@ class Adaptive:
 
     reducer: Literal["best", "broadcast", "two_phase"] = "best"
     floor: int = 3
-    cap: int = 8
+    cap: int = 4
     every: int = 10
     schedule: Literal["error_bounded", "rising", "falling", "constant"] = "error_bounded"
     error_bound: float = 0.8
-    peak_floor: int = 6
+    peak_floor: int = 4
     steps: int = 0
     feedback: bool = True
     senders: bool = True

@@ -1,10 +1,13 @@
 """AQGB's own controller in the engine: bits follow the link, alike on all ranks."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import nn
 
 from gradwire.plan import Plan
+from gradwire.spec import Adaptive
 from overlapped import draw, run, same, train, weights
 
 
@@ -25,7 +28,8 @@ def test_bits_follow_the_measured_bandwidth_and_replicas_agree(bytes_per_s, has_
         train(ranks, range(12), _loss)
         return weights(ranks.model), [s.bits for s in ranks.step.stats().recent]
 
-    (a, bits), (b, others) = run(2, _build, body, Plan.of("aqgb"))
+    plan = replace(Plan.of("aqgb"), adaptive=Adaptive(cap=8))
+    (a, bits), (b, others) = run(2, _build, body, plan)
     assert same(a, b)
     assert bits == others
     assert bits[0] == bits[2]  # the plan's, until there is something measured
