@@ -19,7 +19,7 @@ from gradwire.bench.profile import measure_inputs
 from gradwire.bench.settings import LEAST_STEPS, WARMUP_STEPS, CellJob
 from gradwire.comm.shaped import Link
 from gradwire.demo import tasks
-from gradwire.demo.events import Finished, MethodDone, MethodStarted, Validated
+from gradwire.demo.events import Finished, MethodDone, MethodStarted, Recorded, Validated
 from gradwire.demo.exchange import Exchange
 from gradwire.demo.run import BackwardClock, parameters_digest
 from gradwire.demo.settings import Method
@@ -209,5 +209,7 @@ class _Mode:
     def finish(self, tell: Tell) -> None:
         """End the exchange and tell the parameters' digest."""
         self._exchange.wait()
+        if self._exchange.record is not None and self._rank == 0:
+            tell(Recorded(self._mode.name, *self._exchange.record()))
         self._exchange.close()
         tell(MethodDone(self._mode.name, parameters_digest(self._module)))

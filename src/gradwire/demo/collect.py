@@ -6,6 +6,7 @@ import os
 import platform
 import statistics
 from collections import defaultdict
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from gradwire.demo.events import (
     Finished,
     MethodDone,
     MethodStarted,
+    Recorded,
     StepDone,
     Validated,
 )
@@ -26,6 +28,7 @@ from gradwire.report.model import (
     Step,
     Validation,
 )
+from gradwire.timeline import Timeline
 from gradwire.version import installed_version
 
 
@@ -48,6 +51,8 @@ class Collector:
     )
     _digests: dict[str, dict[int, str]] = field(default_factory=lambda: defaultdict(dict))
 
+    _recorded: dict[str, Recorded] = field(default_factory=dict)
+
     def add(self, rank: int, event: Event) -> None:
         """Take one event."""
         match event:
@@ -59,6 +64,8 @@ class Collector:
                 self._scores[event.method, event.step].append(event)
             case MethodDone():
                 self._digests[event.method][rank] = event.digest
+            case Recorded():
+                self._recorded[event.method] = event
             case Finished():
                 self.torch = event.torch
 
@@ -85,10 +92,15 @@ class Collector:
                 tuple(_joined(self._steps[method.name, s]) for s in range(job.steps)),
                 self._validations(method.name),
                 tuple(self._digests[method.name][rank] for rank in range(job.ranks)),
+                *self._record(method.name),
             )
             for method in job.methods
         )
         return DemoResult(settings, environment(self.torch, cores), methods, started, wall_s)
+
+    def _record(self, method: str) -> tuple[Mapping[str, float] | None, Timeline | None]:
+        recorded = self._recorded.get(method)
+        return (recorded.bits, recorded.timeline) if recorded else (None, None)
 
     def _validations(self, method: str) -> tuple[Validation, ...]:
         found = []

@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 from gradwire.errors import SpecError
+from gradwire.timeline import Timeline
 
 _FORMAT = 1
 
@@ -68,6 +69,8 @@ class MethodResult:
         family: `"ddp"` (no compression), `"hook"` (PyTorch's) or `"gradwire"`.
         validations: At least the one after the last step.
         digests: Hash of the parameters after the last step, by rank.
+        bits: Mean bits per value of the last steps by layer, where they vary.
+        timeline: A late step of rank 0, where it was recorded.
     """
 
     name: str
@@ -76,6 +79,8 @@ class MethodResult:
     steps: tuple[Step, ...]
     validations: tuple[Validation, ...]
     digests: tuple[str, ...]
+    bits: Mapping[str, float] | None = None
+    timeline: Timeline | None = None
 
     @property
     def is_replicated(self) -> bool:
@@ -177,5 +182,6 @@ def _method(data: Mapping[str, Any]) -> MethodResult:
         "steps": tuple(Step(**s) for s in data["steps"]),
         "validations": tuple(Validation(**v) for v in data["validations"]),
         "digests": tuple(data["digests"]),
+        "timeline": Timeline.from_dict(line) if (line := data.get("timeline")) else None,
     }
     return MethodResult(**{**data, **read})
