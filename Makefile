@@ -18,7 +18,7 @@ INDEX := $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX))
 SOURCES := $(shell find src -type f -not -path '*/__pycache__/*' -not -name '*.so') $(wildcard CMakeLists.txt)
 
 .PHONY: demo test lint types contracts news docs pytest bench sweep
-.PHONY: bench-kernels bench-exchange bench-simulator fmt clean
+.PHONY: bench-aqgb bench-kernels bench-exchange bench-simulator fmt clean
 .DELETE_ON_ERROR:
 
 demo: .venv/package.stamp
@@ -82,6 +82,11 @@ BENCH := --lab --models text,digits,vgg --ranks 2,4 --rates 100Mbit/s,1Gbit/s,10
 
 bench: .venv/package.stamp
 	$(BIN)/gradwire bench $(BENCH) $(ARGS)
+
+# AQGB against the others, on six models, in the lab: hours in all, so choose, such as
+# ARGS='--models accel,mlp --ranks 2 --seeds 1'. It goes on where it was interrupted.
+bench-aqgb: .venv/package.stamp
+	$(BIN)/python benchmarks/aqgb.py $(ARGS)
 
 bench-kernels: .venv/package.stamp
 	$(BIN)/python benchmarks/kernels.py $(ARGS)

@@ -64,8 +64,10 @@ def _worker(plan: str, name: str, steps: int) -> None:
 
 def _show(outputs: list[str], rates: list[float], every: int) -> None:
     by_rank = [[json.loads(line) for line in text.splitlines()] for text in outputs]
-    print(f"{'step':>4} {'link':>11} {'ms':>6} {'wait':>6} {'hidden':>6} {'MB':>6}"
-          f" {'error':>5} {'measured':>11}  bits by layer, front first")
+    print(
+        f"{'step':>4} {'link':>11} {'ms':>6} {'wait':>6} {'hidden':>6} {'MB':>6}"
+        f" {'error':>5} {'measured':>11}  bits by layer, front first"
+    )
     for rows in zip(*by_rank, strict=True):
         row = max(rows, key=lambda r: r["wait_s"])
         rate = rates[min(row["step"] // every, len(rates) - 1)]

@@ -128,9 +128,7 @@ def main(*, tasks: str, seeds: int, ranks: int, steps: int, out: Path | None) ->
         task, found = models.build(name, 0), kept.setdefault(name, {})
         for seed in range(seeds):
             for label, schedule in _schedules(steps).items():
-                found.setdefault(label, []).append(
-                    list(_curve(task, seed, ranks, steps, schedule))
-                )
+                found.setdefault(label, []).append(list(_curve(task, seed, ranks, steps, schedule)))
         _show(name, found)
         if out is not None:
             out.write_text(json.dumps(kept) + "\n", encoding="utf-8")

@@ -30,4 +30,3 @@ def wrap(
             return wrap_package(mode.hook, module, link)
         case _:
             return exchange.wrap(mode, module, optimiser, link)
-

@@ -6,7 +6,15 @@ from gradwire.bench.collect import CellCollector
 from gradwire.bench.events import Refused, RoundDone, RoundStarted
 from gradwire.bench.modes import parse_modes
 from gradwire.bench.settings import CellJob
-from gradwire.demo.events import Finished, MethodDone, MethodStarted, Recorded, Validated, from_line, to_line
+from gradwire.demo.events import (
+    Finished,
+    MethodDone,
+    MethodStarted,
+    Recorded,
+    Validated,
+    from_line,
+    to_line,
+)
 from gradwire.report.results import StepTimes
 from gradwire.timeline import Span, Timeline
 
