@@ -74,7 +74,7 @@ def _line(mode: ModeResult, reached_s: float | None) -> str:
     return (
         f"  {mode.mode:22} {1e3 * mode.step_s:7.0f} ±{1e3 * mode.spread_s:4.0f}"
         f" {part('forward_s') + part('backward_s') + part('optimiser_s'):7.0f} {hidden:6.0f}"
-        f" {exposed:6.0f} {row if row is None else format(row, '.1f'):>6}"
+        f" {exposed:6.0f} {'' if row is None else format(row, '.1f'):>6}"
         f" {median(r.sent_bytes for r in mode.rounds) / 1e6:7.2f} {bits:>9} {loss:>7} {end:>7}"
     )
 

@@ -141,7 +141,7 @@ def bf16_bytes(numel: int, world_size: int) -> int:
 
 
 @functools.lru_cache(maxsize=4096)
-def demand(  # noqa: PLR0913 - half of them by keyword
+def demand(
     numel: int,
     world_size: int,
     exchange: Exchange,

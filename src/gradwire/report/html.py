@@ -5,8 +5,8 @@ from __future__ import annotations
 from markupsafe import Markup
 
 from gradwire.report.bars import breakdown
-from gradwire.report.lanes import draw_timeline
 from gradwire.report.charts import loss_against_bytes, loss_against_time
+from gradwire.report.lanes import draw_timeline
 from gradwire.report.model import DemoResult
 from gradwire.report.page import render_page
 from gradwire.report.summary import summarise
