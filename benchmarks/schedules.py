@@ -52,6 +52,12 @@ def _schedules(steps: int) -> dict[str, Schedule | None]:
     }
 
 
+def _chosen(steps: int, only: str | None) -> dict[str, Schedule | None]:
+    known = _schedules(steps)
+    names = list(known) if only is None else ["float32", "constant 4", *only.split(",")]
+    return {name: known[name] for name in dict.fromkeys(names)}
+
+
 class _Run:
     """One training: parameters, what each rank owes, bytes sent so far."""
 
@@ -119,15 +125,16 @@ def _reached(curve: list[tuple[int, float]], goal: float) -> float:
 @click.option("--seeds", default=3, show_default=True)
 @click.option("--ranks", default=2, show_default=True)
 @click.option("--steps", default=120, show_default=True)
+@click.option("--only", help="Schedules, parted by commas. [default: all]")
 @click.option("--out", type=click.Path(path_type=Path), help="JSON file with all curves.")
-def main(*, tasks: str, seeds: int, ranks: int, steps: int, out: Path | None) -> None:
+def main(*, tasks: str, seeds: int, ranks: int, steps: int, only: str | None, out: Path | None) -> None:
     """Train with each schedule and compare bytes."""
     torch.set_num_threads(1)
     kept: dict[str, dict[str, list[list[tuple[int, float]]]]] = {}
     for name in tasks.split(","):
         task, found = models.build(name, 0), kept.setdefault(name, {})
         for seed in range(seeds):
-            for label, schedule in _schedules(steps).items():
+            for label, schedule in _chosen(steps, only).items():
                 found.setdefault(label, []).append(list(_curve(task, seed, ranks, steps, schedule)))
         _show(name, found)
         if out is not None:

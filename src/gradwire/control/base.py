@@ -29,6 +29,9 @@ class Losses(NamedTuple):
     sparse: float = 0.0
 
 
+NO_LOSSES = Losses(0.0)
+
+
 @dataclass(frozen=True, slots=True)
 class LayerStats:
     """One layer in one step; times count from the start of backward.

@@ -140,13 +140,16 @@ def bf16_bytes(numel: int, world_size: int) -> int:
     return sent_bytes(AllReduce("bfloat16"), [Entry(0, (numel,))], world_size)
 
 
+NORMAL_SHARES = Shares()
+
+
 @functools.lru_cache(maxsize=4096)
 def demand(
     numel: int,
     world_size: int,
     exchange: Exchange,
     bounds: tuple[int, int],
-    shares: Shares = Shares(),
+    shares: Shares = NORMAL_SHARES,
     *,
     feedback: bool,
     force: bool,

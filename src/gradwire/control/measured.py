@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
 from itertools import accumulate
+from statistics import median_low
 from typing import NamedTuple
 
 from gradwire.control.base import LayerStats, Losses, NetworkStats
@@ -13,9 +15,12 @@ JUMP = 0.2
 """A bandwidth that moves by more than this is believed at once."""
 _SETTLED = 2
 """Steps after a plan that were under way before it: ranks agree while they go on."""
-_WEIGHT = 0.3
-"""Of the newest step in a running mean; the first steps weigh more."""
+_STEPS = 5
+"""Times are medians of so many steps, the lower of two: a pause between steps, for an
+evaluation or a checkpoint, is no window that comes again."""
 _LEAST_WAITS = 2
+_WEIGHT = 0.3
+"""Of the newest step in a running mean."""
 _LEAST_SHARE = 1e-3
 _FORGET = 0.02
 """How fast a share may fall. It may rise at once: what a coarse level loses shows only
@@ -23,7 +28,7 @@ under it, in what it leaves behind, and the plan must not swing between two leve
 
 
 class _Layer(NamedTuple):
-    """Running means of one layer."""
+    """What a step showed of one layer, or the medians of some."""
 
     ready_s: float
     due_s: float
@@ -46,7 +51,7 @@ class Waits(NamedTuple):
 
 
 class Measured:
-    """Running means over steps; a bandwidth that jumps replaces its mean.
+    """Medians and means over the latest steps; a bandwidth that jumps replaces its mean.
 
     Example:
         >>> measured = Measured()
@@ -67,6 +72,7 @@ class Measured:
         self.count = 0
         self._latency_s = 0.0
         self._layers: list[_Layer] = []
+        self._recent: deque[tuple[list[_Layer], tuple[float, float, float]]] = deque(maxlen=_STEPS)
         self._waits: list[Waits] = []
 
     @property
@@ -81,26 +87,21 @@ class Measured:
         shares = tuple(_shares(x.losses) for x in layers)
         rates = network.bandwidth_bytes_per_s
         if names != self.names or len(rates) != len(self.bandwidth):
-            self.names, self._layers, self.bandwidth = names, new, rates
+            self.names, self.bandwidth = names, rates
             self.shares, self.count = shares, 1
-            self.relative_error, self._latency_s = network.relative_error, network.latency_s
-            self.step_s, self.compute_s = network.step_s, network.step_s - network.wait_s
+            self.relative_error = network.relative_error
+            self._recent.clear()
         else:
-            # The very first step is slower than any other, and forgotten with the second.
-            weight = max(_WEIGHT, 1 / self.count)
             self.count += 1
-
-            def mean(old: float, now: float) -> float:
-                return old + weight * (now - old)
-
-            pairs = zip(self._layers, new, strict=True)
-            self._layers = [_Layer(*map(mean, old, now)) for old, now in pairs]
             self.shares = tuple(map(_remember, self.shares, shares))
             self.bandwidth = tuple(map(_follow, self.bandwidth, rates))
-            self.relative_error = mean(self.relative_error, network.relative_error)
-            self.step_s = mean(self.step_s, network.step_s)
-            self.compute_s = mean(self.compute_s, network.step_s - network.wait_s)
-            self._latency_s = mean(self._latency_s, network.latency_s)
+            self.relative_error += _WEIGHT * (network.relative_error - self.relative_error)
+        self._recent.append((new, (network.step_s, network.wait_s, network.latency_s)))
+        by_layer = zip(*(found for found, _ in self._recent), strict=True)
+        self._layers = [_Layer(*map(median_low, zip(*x, strict=True))) for x in by_layer]
+        totals = zip(*(found for _, found in self._recent), strict=True)
+        self.step_s, _, self._latency_s = map(median_low, totals)
+        self.compute_s = median_low(step_s - wait_s for _, (step_s, wait_s, _) in self._recent)
         self.numels = tuple(layer.numel for layer in layers)
         rear_s = sum(layer.wait_s for layer in layers[1:])
         self._waits.append(Waits(network.wait_s, rear_s, network.overlap_s))

@@ -21,7 +21,7 @@ from gradwire.errors import SpecError
 from gradwire.planner.bits import Allocation, Demand, solve
 from gradwire.planner.greedy import excess
 from gradwire.spec import Broadcast, CodecSpec, ReducerSpec, Sparse
-from gradwire.spec.adaptive import Adaptive
+from gradwire.spec.adaptive import LEVELS, Adaptive
 
 _ROUNDS: dict[Exchange, int] = {"broadcast": 1, "two_phase": 2}
 _LOSSES: dict[Exchange, float] = {"broadcast": 1.0, "two_phase": 2.0}
@@ -82,9 +82,9 @@ class OverlapController:
         >>> from gradwire.control.base import Losses
         >>> controller = OverlapController(Adaptive(reducer="broadcast"))
         >>> network = NetworkStats(2, (1e6, 1e6), 0.0, 0.0, 0.0, 0.5, 0.1)
-        >>> layers = [LayerStats("fc", 100_000, ready_s=0.1, due_s=0.2, wait_s=0.0, losses=Losses(1.0))]
+        >>> layers = [LayerStats("fc", 100_000, 0.1, due_s=0.2, wait_s=0.0, losses=Losses(1.0))]
         >>> controller.update(0, layers, network)["fc"].codec.bits
-        6
+        4
         >>> controller.update(1, layers, network) is None
         True
     """
@@ -119,7 +119,14 @@ class OverlapController:
             self._reducers = {}
         self._solved = (step, measured.bandwidth, measured.names)
         ways = self._exchanges(floor, network.world_size)
-        best = min((self._decide(way, floor, network.world_size) for way in ways), key=self._time)
+        # A stall that latency forces is worth filling: higher floors are tried, too.
+        tried = [
+            self._decide(way, least, floor, network.world_size)
+            for way in ways
+            for least in self._floors(floor)
+            if least == floor or self._is_below_bf16(way, least, network.world_size)
+        ]
+        best = min(tried, key=self._time)
         now = self.decision
         is_kept = now is not None and now.floor == floor and self._keeps(best, network.world_size)
         if is_kept:
@@ -176,10 +183,9 @@ class OverlapController:
         asked = self.settings.reducer
         ways: list[Exchange] = ["two_phase", "broadcast"] if asked == "best" else [asked]
         if "broadcast" in ways and not self.settings.force:
-            demands = self._demands("broadcast", floor, world_size)
-            least = sum(d.options[0].cost for d in demands)
-            limit = sum(bf16_bytes(n, world_size) for n in self._measured.numels)
-            if least >= limit and asked == "broadcast":
+            is_refused = not self._is_below_bf16("broadcast", floor, world_size)
+            if is_refused and asked == "broadcast":
+                least, limit = self._least_and_bf16("broadcast", floor, world_size)
                 raise SpecError(
                     "Adaptive.reducer",
                     asked,
@@ -187,9 +193,19 @@ class OverlapController:
                     f" rank with {world_size} ranks, a bf16 all-reduce {limit}; use"
                     " reducer='two_phase', a lower floor, or force=True",
                 )
-            if least >= limit:
+            if is_refused:
                 ways.remove("broadcast")
         return ways
+
+    def _least_and_bf16(self, exchange: Exchange, least: int, world_size: int) -> tuple[int, int]:
+        """Return the bytes of a floor, and those of a bfloat16 all-reduce."""
+        demands = self._demands(exchange, least, world_size)
+        limit = sum(bf16_bytes(n, world_size) for n in self._measured.numels)
+        return sum(d.options[0].cost for d in demands), limit
+
+    def _is_below_bf16(self, exchange: Exchange, least: int, world_size: int) -> bool:
+        size, limit = self._least_and_bf16(exchange, least, world_size)
+        return size < limit or self.settings.force
 
     def _demands(self, exchange: Exchange, floor: int, world_size: int) -> list[Demand]:
         settings = self.settings
@@ -202,9 +218,12 @@ class OverlapController:
     def _weights(self, exchange: Exchange) -> list[float]:
         return [max(x, _LEAST) * _LOSSES[exchange] for x in self._measured.squares]
 
-    def _decide(self, exchange: Exchange, floor: int, world_size: int) -> Decision:
-        """Solve for one exchange, for each link that differs."""
-        demands = self._demands(exchange, floor, world_size)
+    def _floors(self, floor: int) -> list[int]:
+        return [bits for bits in LEVELS if floor <= bits <= self.settings.cap]
+
+    def _decide(self, exchange: Exchange, least: int, floor: int, world_size: int) -> Decision:
+        """Solve for one exchange and least bits, for each link that differs."""
+        demands = self._demands(exchange, least, world_size)
         rates = self._rates(exchange)
         found = {rate: self._solve(demands, rate, exchange) for rate in sorted(set(rates))}
         solved = [found[rate] for rate in rates]
@@ -248,11 +267,14 @@ class OverlapController:
         assert now is not None
         if len(now.bits) != len(best.bits) or len(now.bits[0]) != len(best.bits[0]):
             return False
-        demands = self._demands(now.exchange, now.floor, world_size)
+        found = [self._demands(now.exchange, f, world_size) for f in self._floors(now.floor)]
         weights, rates = self._weights(now.exchange), self._rates(now.exchange)
         stall_s, error = 0.0, 0.0
         for bits, rate in zip(now.bits, rates, strict=True):
-            ways = [{o.bits: o for o in (*d.options, *d.reliefs)} for d in demands]
+            ways = [
+                {o.bits: o for d in same for o in (*d.options, *d.reliefs)}
+                for same in zip(*found, strict=True)
+            ]
             if any(b not in way for b, way in zip(bits, ways, strict=True)):
                 return False  # others have become better in cost and error
             chosen = [way[b] for b, way in zip(bits, ways, strict=True)]

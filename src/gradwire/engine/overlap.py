@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, NoReturn, TypeVar
 import torch
 
 from gradwire.comm.priority import PriorityMailbox
-from gradwire.control.base import Controller, Losses
+from gradwire.control.base import NO_LOSSES, Controller
 from gradwire.engine.checkpoint import pack, residual_scale, unpack
 from gradwire.engine.overlap_clip import Clip
 from gradwire.engine.overlap_guard import Guard
@@ -81,7 +81,7 @@ class Overlap:
         self._step = 0
         self._is_open = self._is_accumulating = self._is_forward = False
         self._met: dict[int, Layer] = {}
-        self._losses = [Losses(0.0)] * len(self._layers)
+        self._losses = [NO_LOSSES] * len(self._layers)
         self._record: StepRecord | None = None
         self._backward_s: float | None = None
         self._recent: deque[tuple[OverlapStep, Timeline]] = deque(maxlen=_RECENT_STEPS)

@@ -13,7 +13,7 @@ from torch.profiler import record_function
 
 from gradwire.comm.base import Mailbox, Pending, Steps
 from gradwire.comm.channel import Channel, Scratch
-from gradwire.control.base import Losses
+from gradwire.control.base import NO_LOSSES, Losses
 from gradwire.engine.overlap_scheme import Scheme
 from gradwire.engine.worker import Worker
 from gradwire.key import Key
@@ -54,7 +54,7 @@ class Measured:
     """
 
     norm: float = 0.0
-    losses: Losses = Losses(0.0)
+    losses: Losses = NO_LOSSES
     kept_square: float = 0.0
 
 

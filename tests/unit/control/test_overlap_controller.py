@@ -12,7 +12,7 @@ from gradwire.spec import Adaptive, Broadcast, Quantize, Sign, Sparse, TwoPhase
 from unit.control.model import MBIT, Model
 
 NUMELS = (100_000, *[400_000] * 11)
-BROADCAST = Adaptive(reducer="broadcast", schedule="constant", cap=8)
+BROADCAST = Adaptive(reducer="broadcast", schedule="constant", floor=3, cap=8)
 
 
 def bits(model):
@@ -175,7 +175,7 @@ def test_error_above_its_bound_raises_the_floor():
     assert controller.decision.floor == 5
     assert min(bits(model)) >= 4
     relaxed_model, relaxed = settled(50 * MBIT, Adaptive(reducer="broadcast"))
-    assert relaxed.decision.floor == 3
+    assert relaxed.decision.floor == 1
     assert sum(bits(relaxed_model)) < 0.7 * sum(bits(model))
 
 
