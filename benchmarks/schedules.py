@@ -127,7 +127,9 @@ def _reached(curve: list[tuple[int, float]], goal: float) -> float:
 @click.option("--steps", default=120, show_default=True)
 @click.option("--only", help="Schedules, parted by commas. [default: all]")
 @click.option("--out", type=click.Path(path_type=Path), help="JSON file with all curves.")
-def main(*, tasks: str, seeds: int, ranks: int, steps: int, only: str | None, out: Path | None) -> None:
+def main(
+    *, tasks: str, seeds: int, ranks: int, steps: int, only: str | None, out: Path | None
+) -> None:
     """Train with each schedule and compare bytes."""
     torch.set_num_threads(1)
     kept: dict[str, dict[str, list[list[tuple[int, float]]]]] = {}

@@ -46,7 +46,7 @@ class Adaptive:
     """
 
     reducer: Literal["best", "broadcast", "two_phase"] = "best"
-    floor: int = 1
+    floor: int = 2
     cap: int = 4
     every: int = 10
     schedule: Literal["error_bounded", "rising", "falling", "constant"] = "error_bounded"

@@ -29,7 +29,7 @@ def test_error_bounded_schedule_stays_between_its_floors():
 def test_settings_choose_the_schedule():
     assert isinstance(schedule_of(Adaptive()), ErrorBounded)
     assert schedule_of(Adaptive(schedule="constant", floor=4)) == Constant(4)
-    assert schedule_of(Adaptive(schedule="falling", steps=9)) == Ramp(4, 1, 9)
+    assert schedule_of(Adaptive(schedule="falling", steps=9)) == Ramp(4, 2, 9)
 
 
 @pytest.mark.parametrize("error", [0.0, 0.1, 5.0])
