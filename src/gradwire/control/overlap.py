@@ -30,12 +30,10 @@ _WAIT_HIGH, _WAIT_LOW = 0.02, 0.005
 _BUSY = 0.95
 _LESS, _MORE = 0.85, 1.01
 _MARGINS = (0.4, 1.0)
-_EARLY = (1, 2, 4, 8)
-"""Steps after which the first plans are made: the first ones know little."""
+_EARLY = (1, 2, 4, 8)  # the first plans know little
 _PAYS = 0.02
 """A change must lower the time to a loss by this part."""
-_FINER = 8.0
-"""So much more precision for nothing is taken, too: about three quarters of a bit."""
+_FINER = 8.0  # a plan that loses so much less is taken, too
 _LEAST = 1e-30
 """Stands for an error of 0: gradients of zeros need no bits, but a plan."""
 _UNLIKE = 1.25
@@ -151,10 +149,9 @@ class OverlapController:
         measured = self._measured
         pairs = zip(rates, measured.bandwidth, strict=True)
         has_moved = any(abs(now - then) > JUMP * then for then, now in pairs)
-        is_early = measured.count in _EARLY
-        is_late = self._unforeseen() > _WAIT_HIGH
-        is_new = names != measured.names or has_moved
-        return is_new or is_early or is_late or step - last >= self.settings.every
+        if names != measured.names or has_moved or measured.count in _EARLY:
+            return True
+        return self._unforeseen() > _WAIT_HIGH or step - last >= self.settings.every
 
     def _unforeseen(self) -> float:
         """Return the share of the step that was waited against expectation, 0 before it shows.
@@ -171,8 +168,7 @@ class OverlapController:
         waits = self._measured.waits()
         if waits is None:
             return
-        unforeseen = self._unforeseen()
-        if unforeseen > _WAIT_HIGH:
+        if (unforeseen := self._unforeseen()) > _WAIT_HIGH:
             self._margin = max(_MARGINS[0], self._margin * _LESS)
         elif unforeseen < _WAIT_LOW and waits.overlap_s < _BUSY * self._measured.step_s:
             self._margin = min(_MARGINS[1], self._margin * _MORE)
