@@ -18,7 +18,7 @@ INDEX := $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX))
 SOURCES := $(shell find src -type f -not -path '*/__pycache__/*' -not -name '*.so') $(wildcard CMakeLists.txt)
 
 .PHONY: demo test test-frameworks lint types contracts news docs pytest bench sweep
-.PHONY: bench-kernels bench-exchange bench-frameworks bench-simulator bench-gpu bench-hagc fmt clean
+.PHONY: bench-aqgb bench-kernels bench-exchange bench-frameworks bench-simulator bench-gpu bench-hagc fmt clean
 .DELETE_ON_ERROR:
 
 demo: .venv/package.stamp
@@ -106,6 +106,11 @@ bench-hagc: .venv/package.stamp
 		--rates 100Mbit/s,1Gbit/s,10Gbit/s,unlimited --modes $(HAGC_MODES),$(HAGC_FIXED) \
 		--rounds 3 --steps 8 --round-time 3s --out $(HAGC) --resume $(ARGS)
 	$(BIN)/python benchmarks/hagc.py $(HAGC)
+
+# AQGB against the others, on six models, in the lab: hours in all, so choose, such as
+# ARGS='--models accel,mlp --ranks 2 --seeds 1'. It goes on where it was interrupted.
+bench-aqgb: .venv/package.stamp
+	$(BIN)/python benchmarks/aqgb.py $(ARGS)
 
 bench-kernels: .venv/package.stamp
 	$(BIN)/python benchmarks/kernels.py $(ARGS)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Literal
+from typing import Any, Literal
 
 Kind = Literal["forward", "backward", "optimiser", "encode", "decode", "transfer", "wait"]
 
@@ -91,6 +91,11 @@ class Timeline:
     def sent_bytes(self, rank: int = 0) -> int:
         """Return what a rank sent."""
         return sum(s.num_bytes for s in self.of(rank))
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Timeline:
+        """Read a timeline from its fields, as `dataclasses.asdict` writes them."""
+        return cls(tuple(Span(**span) for span in data["spans"]), data["step_s"])
 
     def to_json(self) -> str:
         """Write everything as one JSON object."""

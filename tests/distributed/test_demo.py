@@ -28,7 +28,7 @@ def test_demo_compares_all_methods_end_to_end(tmp_path: Path):
     assert done.returncode == 0, done.stderr
     result = json.loads(done.stdout)
     methods = {m["name"]: m for m in result["methods"]}
-    assert list(methods) == ["ddp", "fp16", "powersgd", "gradwire:int6"]
+    assert list(methods) == ["ddp", "fp16", "powersgd", "gradwire:int6", "aqgb"]
     assert all(len(set(m["digests"])) == 1 for m in methods.values())
     first_losses = {m["steps"][0]["loss"] for m in methods.values()}
     assert len(first_losses) == 1
@@ -40,6 +40,11 @@ def test_demo_compares_all_methods_end_to_end(tmp_path: Path):
     assert sent["powersgd"] < 0.1 * sent["ddp"]
     (report,) = (tmp_path / "reports").glob("demo-digits-*.html")
     assert "<svg" in report.read_text()
+    assert 0.02 < sent["aqgb"] / sent["ddp"] < 0.15
+    assert all(0 < b < 5 for name, b in methods["aqgb"]["bits"].items() if name != "0")
+    kinds = {span["kind"] for span in methods["aqgb"]["timeline"]["spans"]}
+    assert {"forward", "backward", "encode", "transfer", "decode"} <= kinds
+    assert "Timeline of a step: gradwire AQGB" in report.read_text()
     assert f"Written: reports/{report.name}" in done.stderr
 
 

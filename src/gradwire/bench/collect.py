@@ -9,7 +9,15 @@ from dataclasses import dataclass, field
 from gradwire.bench.events import Profiled, Refused, RoundDone, RoundStarted
 from gradwire.bench.predict import predict
 from gradwire.bench.settings import CellJob
-from gradwire.demo.events import Event, Finished, MethodDone, MethodStarted, PlanChosen, Validated
+from gradwire.demo.events import (
+    Event,
+    Finished,
+    MethodDone,
+    MethodStarted,
+    PlanChosen,
+    Recorded,
+    Validated,
+)
 from gradwire.demo.settings import Method
 from gradwire.hardware import Hardware
 from gradwire.plan import load_plan
@@ -42,7 +50,9 @@ class CellCollector:
     )
     _digests: dict[str, dict[int, str]] = field(default_factory=lambda: defaultdict(dict))
 
-    def add(self, rank: int, event: Event) -> None:
+    _recorded: dict[str, Recorded] = field(default_factory=dict)
+
+    def add(self, rank: int, event: Event) -> None:  # noqa: C901 - one case an event
         """Take one event."""
         match event:
             case MethodStarted():
@@ -62,6 +72,8 @@ class CellCollector:
                 self._chosen[event.method] = event
             case MethodDone():
                 self._digests[event.method][rank] = event.digest
+            case Recorded():
+                self._recorded[event.method] = event
             case Finished():
                 self.torch = event.torch
 
@@ -99,6 +111,7 @@ class CellCollector:
             return ModeResult(mode.name, mode.label, mode.family, plan=plan, reason=reason)
         chosen = self._chosen.get(mode.name)
         validations, elapsed_s = self._validations(mode.name)
+        recorded = self._recorded.get(mode.name)
         by_rank = {} if mode.hook == "nosync" else self._digests[mode.name]
         return ModeResult(
             mode.name,
@@ -111,6 +124,8 @@ class CellCollector:
             validations=validations,
             elapsed_s=elapsed_s,
             digests=tuple(by_rank[rank] for rank in sorted(by_rank)),
+            bits=recorded.bits if recorded else None,
+            timeline=recorded.timeline if recorded else None,
         )
 
     def _round(self, mode: str, number: int) -> Round:

@@ -74,8 +74,11 @@ def _holds(cells: Iterable[Cell], job: CellJob) -> bool:
 
 def _with(cells: Iterable[Cell], new: Cell) -> list[Cell]:
     """Return the cells with a new one, which takes the place of its like."""
-    others = [c for c in cells if (c.name, c.network) != (new.name, new.network)]
-    return [*others, new]
+    return [*(c for c in cells if _place(c) != _place(new)), new]
+
+
+def _place(cell: Cell) -> tuple[object, ...]:
+    return cell.name, cell.network, cell.settings.get("seed")
 
 
 def write_atomically(path: Path, text: str) -> None:

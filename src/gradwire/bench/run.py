@@ -19,7 +19,14 @@ from gradwire.bench.profile import measure_inputs
 from gradwire.bench.settings import LEAST_STEPS, WARMUP_STEPS, CellJob
 from gradwire.comm.shaped import Link
 from gradwire.demo import tasks
-from gradwire.demo.events import Finished, MethodDone, MethodStarted, PlanChosen, Validated
+from gradwire.demo.events import (
+    Finished,
+    MethodDone,
+    MethodStarted,
+    PlanChosen,
+    Recorded,
+    Validated,
+)
 from gradwire.demo.exchange import Exchange
 from gradwire.demo.run import BackwardClock, parameters_digest
 from gradwire.demo.settings import Method
@@ -230,5 +237,7 @@ class _Mode:
         settled = self._exchange.settled()
         if settled is not None:
             tell(PlanChosen(self._mode.name, *settled))
+        if self._exchange.record is not None and self._rank == 0:
+            tell(Recorded(self._mode.name, *self._exchange.record()))
         self._exchange.close()
         tell(MethodDone(self._mode.name, parameters_digest(self._module)))

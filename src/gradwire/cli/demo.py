@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 @click.option("--latency", help='One-way delay, such as "1ms". [default: the task\'s]')
 @click.option(
     "--methods",
-    default="ddp,fp16,powersgd,gradwire",
+    default="ddp,fp16,powersgd,gradwire,aqgb",
     show_default=True,
     help="What to compare; plain DDP is always there.",
 )

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import heapq
 import itertools
+import math
 import socket
 import struct
 import threading
@@ -27,6 +28,11 @@ _HEADER = struct.Struct("<qqqd")
 _LEAST_PACKET, _FIRST_PACKET, _MOST_PACKET = 1 << 14, 1 << 16, 1 << 18
 _PACKET_S = 0.002
 """A packet takes about so long: that is what an urgent message waits for."""
+
+_QUEUED_S = 0.004
+"""TCP fills every queue on its way, some tens of milliseconds long, and what waits there
+cannot be overtaken. So no more is given to it than so long a queue and a round trip hold."""
+_LEAST_BUFFER, _MOST_BUFFER = 1 << 16, 1 << 23
 
 _UNSENT_BYTES = 1 << 15
 """Bytes that the kernel may hold ahead of what the network has taken."""
@@ -137,9 +143,14 @@ class Line:
             self._socket.shutdown(socket.SHUT_RDWR)
 
     def set_rate(self, bytes_per_s: float) -> None:
-        """Choose the size of packets for a link of this rate."""
+        """Choose the size of packets, and what may be under way, for a link of this rate."""
         wanted = int(bytes_per_s * _PACKET_S)
         self._packet_bytes = min(max(wanted, _LEAST_PACKET), _MOST_PACKET)
+        if self._port is None and math.isfinite(self.trip_s):
+            under_way = int(bytes_per_s * (self.trip_s + _QUEUED_S))
+            size = min(max(under_way, _LEAST_BUFFER), _MOST_BUFFER)
+            with contextlib.suppress(OSError):  # the connection may have ended
+                self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, size)
 
     def _guarded(self, run: Callable[[], None]) -> None:
         try:

@@ -4,9 +4,32 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from gradwire.spec import ReducerSpec
+
+
+class Losses(NamedTuple):
+    """What rounding a gradient loses, as squared norms; what is owed counts to it.
+
+    Attributes:
+        error: `A`, where about `A * 4**-bits` is the squared error of rounding
+            stochastically to that many bits: two thirds of the sum over blocks
+            of their values times their largest magnitude squared.
+        square: Of all values; 0 where not measured, then they count as normal.
+        sign: What signs and the mean magnitude of a block would lose.
+        nearest: What three levels would lose, each value going to the nearest.
+        sparse: What all but the largest hundredth would lose.
+    """
+
+    error: float
+    square: float = 0.0
+    sign: float = 0.0
+    nearest: float = 0.0
+    sparse: float = 0.0
+
+
+NO_LOSSES = Losses(0.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,12 +45,11 @@ class LayerStats:
         ready_s: When its gradient is there.
         due_s: When the next forward would need it if nothing were waited for.
         wait_s: How long the next forward waited for it.
-        error: `A`, where `A * 4**-bits` is the squared error of rounding it to
-            that many bits: two thirds of the sum over blocks of their values
-            times their largest magnitude squared.
+        losses: What rounding it loses.
+        codec_s: How long encoding and decoding it takes: of its window, too.
 
     Example:
-        >>> LayerStats("fc", 100, ready_s=0.25, due_s=0.75, wait_s=0.0, error=2.0).window_s
+        >>> LayerStats("fc", 100, ready_s=0.25, due_s=0.75, wait_s=0.0, losses=Losses(2.0)).window_s
         0.5
     """
 
@@ -36,7 +58,8 @@ class LayerStats:
     ready_s: float
     due_s: float
     wait_s: float
-    error: float
+    losses: Losses
+    codec_s: float = 0.0
 
     @property
     def window_s(self) -> float:

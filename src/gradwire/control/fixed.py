@@ -15,9 +15,10 @@ class FixedController:
         reducer: Which one; None keeps what the plan says.
 
     Example:
+        >>> from gradwire.control.base import Losses
         >>> from gradwire.spec import Broadcast, Quantize
         >>> network = NetworkStats(2, (1e6, 1e6), 1e-3, 0.0, 0.0, 0.1, 0.0)
-        >>> layers = [LayerStats("fc", 10, 0.0, 0.1, 0.0, 1.0)]
+        >>> layers = [LayerStats("fc", 10, 0.0, 0.1, 0.0, Losses(1.0))]
         >>> controller = FixedController(Broadcast(Quantize(4)))
         >>> list(controller.update(0, layers, network)), controller.update(1, layers, network)
         (['fc'], None)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import functools
-from typing import Literal
+from math import log2
+from typing import Literal, NamedTuple
 
 from gradwire.planner.bits import Demand, Option, hull
 from gradwire.spec import (
@@ -27,9 +28,33 @@ NORMAL_ERROR = 6.27
 """`A` over the squared norm of normally distributed values, in blocks of 256."""
 SPARSE_DENSITY = 0.01
 _FLOAT_ERROR = {16: 2.8e-6 / NORMAL_ERROR, 32: 1e-15}
-_SPARSE_ERROR = 0.92 / NORMAL_ERROR
-_WITH_FEEDBACK = {1: 0.36 / NORMAL_ERROR, 2: 0.65 / NORMAL_ERROR}
 _WITHOUT = {1: 8.5 / NORMAL_ERROR, 2: 1.44 / NORMAL_ERROR}
+_DELAYED = 0.04
+"""How much longer training takes for each squared number of steps that values are
+late on average; from the steps to a loss of signs and the sparse level on digits."""
+_MOST_SHARE = 0.99
+_PER_OCTAVE = 4
+"""Shares are told apart in so many steps for each factor of 2."""
+
+
+class Shares(NamedTuple):
+    """Squared errors over the squared norm of a layer.
+
+    Attributes:
+        stochastic: `A`; see `Losses`.
+        sign: Of 1 bit, with feedback.
+        nearest: Of 2 bits, with feedback.
+        sparse: Of the sparse level.
+    """
+
+    stochastic: float = NORMAL_ERROR
+    sign: float = 0.36
+    nearest: float = 0.65
+    sparse: float = 0.92
+
+    def rounded(self) -> Shares:
+        """Return shares that differ by less than a tenth, of which there are few."""
+        return Shares(*(2 ** (round(_PER_OCTAVE * log2(s)) / _PER_OCTAVE) for s in self))
 
 
 def codec(bits: int, *, feedback: bool) -> CodecSpec:
@@ -48,21 +73,52 @@ def codec(bits: int, *, feedback: bool) -> CodecSpec:
     return Quantize(bits, rounding="nearest" if feedback and bits == 2 else "stochastic")  # noqa: PLR2004 - see _WITH_FEEDBACK
 
 
-def factor(bits: int, *, feedback: bool) -> float:
-    """Return the squared error of a level over `A`.
+def share(bits: int | None, shares: Shares, *, feedback: bool) -> float:
+    """Return the squared error of a level over the squared norm of the layer.
 
     `L = 2**(bits - 1) - 1` stochastic levels on each side of 0 lose a sixth of
-    the squared step, `A / (4 L**2)`; the others are measured on normal values,
-    see docs/explanation/codecs.md.
+    the squared step, `A / (4 L**2)`. What the coarse ones lose with feedback
+    is measured; without, it is known of normal values, see
+    docs/explanation/codecs.md.
 
     Example:
-        >>> factor(8, feedback=True) * 4**8 < 1.02
+        >>> share(4, Shares(), feedback=True) < share(2, Shares(), feedback=True)
         True
     """
+    if bits is None:
+        return shares.sparse
+    if feedback and bits <= 2:  # noqa: PLR2004 - the levels that are measured
+        return shares.sign if bits == 1 else shares.nearest
     if bits in _FLOAT_ERROR:
-        return _FLOAT_ERROR[bits]
-    special = _WITH_FEEDBACK if feedback else _WITHOUT
-    return special[bits] if bits in special else 0.25 / (2 ** (bits - 1) - 1) ** 2
+        return shares.stochastic * _FLOAT_ERROR[bits]
+    special = None if feedback else _WITHOUT.get(bits)
+    return shares.stochastic * (special or 0.25 / (2 ** (bits - 1) - 1) ** 2)
+
+
+def harm(lost: float, *, feedback: bool) -> float:
+    """Return how much longer training takes for a squared error, as a share of it.
+
+    Without feedback the error is noise, which adds to that of the batches.
+    With feedback nothing is lost, only late: of what is owed a share `lost`
+    waits for the next step, so values are late by `lost / (1 - lost)` steps
+    on average, and theory has the square of that.
+
+    Args:
+        lost: Squared error over squared norm, in one step.
+        feedback: Whether it is owed in the next step.
+
+    Source:
+        Square of the delay: Karimireddy et al., "Error Feedback Fixes SignSGD"
+        (ICML 2019), theorem II. The constant: docs/explanation/aqgb.md.
+
+    Example:
+        >>> harm(0.2, feedback=True) < 0.01 < harm(0.8, feedback=True)
+        True
+    """
+    if not feedback:
+        return lost
+    lost = min(lost, _MOST_SHARE)
+    return _DELAYED * (lost / (1 - lost)) ** 2
 
 
 def reducer(
@@ -84,17 +140,21 @@ def bf16_bytes(numel: int, world_size: int) -> int:
     return sent_bytes(AllReduce("bfloat16"), [Entry(0, (numel,))], world_size)
 
 
+NORMAL_SHARES = Shares()
+
+
 @functools.lru_cache(maxsize=4096)
 def demand(
     numel: int,
     world_size: int,
     exchange: Exchange,
     bounds: tuple[int, int],
+    shares: Shares = NORMAL_SHARES,
     *,
     feedback: bool,
     force: bool,
 ) -> Demand:
-    """Return what the solver can choose for a layer; errors are over its `A`.
+    """Return what the solver can choose for a layer; errors are `harm` of its norm.
 
     Unless forced, no option of a broadcast above the floor moves more than
     bfloat16 would.
@@ -104,6 +164,7 @@ def demand(
         world_size: Number of ranks.
         exchange: How it travels.
         bounds: Floor and cap in bits.
+        shares: What levels lose.
         feedback: Whether losses are owed.
         force: Whether broadcast may move more than bfloat16.
 
@@ -117,7 +178,7 @@ def demand(
     def option(bits: int | None) -> Option:
         spec = Sparse(SPARSE_DENSITY) if bits is None else codec(bits, feedback=feedback)
         way = reducer(spec, exchange, feedback=feedback, force=True)
-        error = _SPARSE_ERROR if bits is None else factor(bits, feedback=feedback)
+        error = harm(share(bits, shares, feedback=feedback), feedback=feedback)
         name = "sparse" if bits is None else "bits"
         return Option(bits, sent_bytes(way, entry, world_size), error, name)
 

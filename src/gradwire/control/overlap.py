@@ -7,12 +7,12 @@ from dataclasses import dataclass
 
 from gradwire.control.base import LayerStats, NetworkStats
 from gradwire.control.levels import (
-    NORMAL_ERROR,
     SPARSE_DENSITY,
     Exchange,
     bf16_bytes,
     codec,
     demand,
+    harm,
     reducer,
 )
 from gradwire.control.measured import JUMP, Measured
@@ -21,17 +21,19 @@ from gradwire.errors import SpecError
 from gradwire.planner.bits import Allocation, Demand, solve
 from gradwire.planner.greedy import excess
 from gradwire.spec import Broadcast, CodecSpec, ReducerSpec, Sparse
-from gradwire.spec.adaptive import Adaptive
+from gradwire.spec.adaptive import LEVELS, Adaptive
 
 _ROUNDS: dict[Exchange, int] = {"broadcast": 1, "two_phase": 2}
 _LOSSES: dict[Exchange, float] = {"broadcast": 1.0, "two_phase": 2.0}
 """Encodings on the way to the mean: each adds about the same squared error."""
 _WAIT_HIGH, _WAIT_LOW = 0.02, 0.005
 _BUSY = 0.95
-_LESS, _MORE = 0.85, 1.05
+_LESS, _MORE = 0.85, 1.01
 _MARGINS = (0.4, 1.0)
+_EARLY = (1, 2, 4, 8)  # the first plans know little
 _PAYS = 0.02
 """A change must lower the time to a loss by this part."""
+_FINER = 8.0  # a plan that loses so much less is taken, too
 _LEAST = 1e-30
 """Stands for an error of 0: gradients of zeros need no bits, but a plan."""
 _UNLIKE = 1.25
@@ -50,7 +52,7 @@ class Decision:
         bits: The level of each layer, one tuple for each sender, or one for all.
         floor: Least bits that training asked for.
         stall_s: Wait that could not be hidden.
-        error: Squared error of the exchanged gradient.
+        error: `harm` of what is lost, times the squared norms of layers.
         margin: Factor on budgets, from the waits that were measured.
     """
 
@@ -69,17 +71,18 @@ class OverlapController:
     bandwidth moved by more than a fifth. What was waited in spite of a plan
     shrinks the budgets of the next, what was not used enlarges them. It keeps
     its plan unless another is worth the change: the time to a loss is taken to
-    grow with the step and with 1 + the relative squared error.
+    grow with the step and with 1 + `harm` of what is lost.
 
     Args:
         settings: What may be chosen.
 
     Example:
+        >>> from gradwire.control.base import Losses
         >>> controller = OverlapController(Adaptive(reducer="broadcast"))
         >>> network = NetworkStats(2, (1e6, 1e6), 0.0, 0.0, 0.0, 0.5, 0.1)
-        >>> layers = [LayerStats("fc", 100_000, ready_s=0.1, due_s=0.2, wait_s=0.0, error=1.0)]
+        >>> layers = [LayerStats("fc", 100_000, 0.1, due_s=0.2, wait_s=0.0, losses=Losses(1.0))]
         >>> controller.update(0, layers, network)["fc"].codec.bits
-        6
+        4
         >>> controller.update(1, layers, network) is None
         True
     """
@@ -108,13 +111,20 @@ class OverlapController:
         measured.add(layers, network)
         if not self._is_due(step):
             return None
+        floor = self._floor(step)
         self._learn_from_waits()
         if self._solved is None or self._solved[2] != measured.names:
             self._reducers = {}
         self._solved = (step, measured.bandwidth, measured.names)
-        floor = self._schedule.floor(step, measured.relative_error)
         ways = self._exchanges(floor, network.world_size)
-        best = min((self._decide(way, floor, network.world_size) for way in ways), key=self._time)
+        # A stall that latency forces is worth filling: higher floors are tried, too.
+        tried = [
+            self._decide(way, least, floor, network.world_size)
+            for way in ways
+            for least in self._floors(floor)
+            if least == floor or self._is_below_bf16(way, least, network.world_size)
+        ]
+        best = min(tried, key=self._time)
         now = self.decision
         is_kept = now is not None and now.floor == floor and self._keeps(best, network.world_size)
         if is_kept:
@@ -126,6 +136,12 @@ class OverlapController:
         self._reducers = chosen
         return changed or None
 
+    def _floor(self, step: int) -> int:
+        """Ask the schedule, once the present plan has shown its error."""
+        if self.decision is not None and self._measured.waits() is None:
+            return self.decision.floor
+        return self._schedule.floor(step, self._measured.relative_error)
+
     def _is_due(self, step: int) -> bool:
         if self._solved is None:
             return True
@@ -133,28 +149,39 @@ class OverlapController:
         measured = self._measured
         pairs = zip(rates, measured.bandwidth, strict=True)
         has_moved = any(abs(now - then) > JUMP * then for then, now in pairs)
-        return names != measured.names or has_moved or step - last >= self.settings.every
+        if names != measured.names or has_moved or measured.count in _EARLY:
+            return True
+        return self._unforeseen() > _WAIT_HIGH or step - last >= self.settings.every
+
+    def _unforeseen(self) -> float:
+        """Return the share of the step that was waited against expectation, 0 before it shows.
+
+        What the first layer waits is no sign of narrow budgets: it has none.
+        """
+        waits = self._measured.waits()
+        if waits is None or self.decision is None:
+            return 0.0
+        wait_s = min(waits.wait_s - self.decision.stall_s, waits.rear_s)
+        return wait_s / max(self._measured.step_s, _LEAST)
 
     def _learn_from_waits(self) -> None:
-        waits, step_s = self._measured.waits(), self._measured.step_s
-        if waits is None or self.decision is None or step_s <= 0:
+        waits = self._measured.waits()
+        if waits is None:
             return
-        wait_s, overlap_s = waits
-        unforeseen = (wait_s - self.decision.stall_s) / step_s
-        if unforeseen > _WAIT_HIGH:
+        if (unforeseen := self._unforeseen()) > _WAIT_HIGH:
             self._margin = max(_MARGINS[0], self._margin * _LESS)
-        elif unforeseen < _WAIT_LOW and overlap_s < _BUSY * step_s:
+        elif unforeseen < _WAIT_LOW and waits.overlap_s < _BUSY * self._measured.step_s:
             self._margin = min(_MARGINS[1], self._margin * _MORE)
+        self._measured.forget_waits()
 
     def _exchanges(self, floor: int, world_size: int) -> list[Exchange]:
         """Return what may be used; broadcast only where it moves less than bfloat16."""
         asked = self.settings.reducer
         ways: list[Exchange] = ["two_phase", "broadcast"] if asked == "best" else [asked]
         if "broadcast" in ways and not self.settings.force:
-            demands = self._demands("broadcast", floor, world_size)
-            least = sum(d.options[0].cost for d in demands)
-            limit = sum(bf16_bytes(n, world_size) for n in self._measured.numels)
-            if least >= limit and asked == "broadcast":
+            is_refused = not self._is_below_bf16("broadcast", floor, world_size)
+            if is_refused and asked == "broadcast":
+                least, limit = self._least_and_bf16("broadcast", floor, world_size)
                 raise SpecError(
                     "Adaptive.reducer",
                     asked,
@@ -162,24 +189,37 @@ class OverlapController:
                     f" rank with {world_size} ranks, a bf16 all-reduce {limit}; use"
                     " reducer='two_phase', a lower floor, or force=True",
                 )
-            if least >= limit:
+            if is_refused:
                 ways.remove("broadcast")
         return ways
+
+    def _least_and_bf16(self, exchange: Exchange, least: int, world_size: int) -> tuple[int, int]:
+        """Return the bytes of a floor, and those of a bfloat16 all-reduce."""
+        demands = self._demands(exchange, least, world_size)
+        limit = sum(bf16_bytes(n, world_size) for n in self._measured.numels)
+        return sum(d.options[0].cost for d in demands), limit
+
+    def _is_below_bf16(self, exchange: Exchange, least: int, world_size: int) -> bool:
+        size, limit = self._least_and_bf16(exchange, least, world_size)
+        return size < limit or self.settings.force
 
     def _demands(self, exchange: Exchange, floor: int, world_size: int) -> list[Demand]:
         settings = self.settings
         bounds, feedback, force = (floor, settings.cap), settings.feedback, settings.force
         return [
-            demand(n, world_size, exchange, bounds, feedback=feedback, force=force)
-            for n in self._measured.numels
+            demand(n, world_size, exchange, bounds, s.rounded(), feedback=feedback, force=force)
+            for n, s in zip(self._measured.numels, self._measured.shares, strict=True)
         ]
 
     def _weights(self, exchange: Exchange) -> list[float]:
-        return [max(a, _LEAST) * _LOSSES[exchange] for a in self._measured.errors]
+        return [max(x, _LEAST) * _LOSSES[exchange] for x in self._measured.squares]
 
-    def _decide(self, exchange: Exchange, floor: int, world_size: int) -> Decision:
-        """Solve for one exchange, for each link that differs."""
-        demands = self._demands(exchange, floor, world_size)
+    def _floors(self, floor: int) -> list[int]:
+        return [bits for bits in LEVELS if floor <= bits <= self.settings.cap]
+
+    def _decide(self, exchange: Exchange, least: int, floor: int, world_size: int) -> Decision:
+        """Solve for one exchange and least bits, for each link that differs."""
+        demands = self._demands(exchange, least, world_size)
         rates = self._rates(exchange)
         found = {rate: self._solve(demands, rate, exchange) for rate in sorted(set(rates))}
         solved = [found[rate] for rate in rates]
@@ -204,12 +244,13 @@ class OverlapController:
         rate *= self._margin
         budgets = self._measured.budgets(rate, _ROUNDS[exchange])
         worth = self._square() / max(self._measured.compute_s, 1e-9) / rate
-        most_error = self.settings.error_bound**2 * self._square()
+        bound = harm(self.settings.error_bound**2, feedback=self.settings.feedback)
+        most_error = bound * _LOSSES[exchange] * self._square()
         return solve(demands, budgets, worth, most_error, self._weights(exchange))
 
     def _square(self) -> float:
-        """Estimate the squared norm of the gradient."""
-        return max(sum(self._measured.errors) / NORMAL_ERROR, _LEAST)
+        """Return the squared norm of what all layers owe."""
+        return max(sum(self._measured.squares), _LEAST)
 
     def _time(self, decision: Decision) -> float:
         """Return how long training takes, up to a factor that all decisions share."""
@@ -222,21 +263,26 @@ class OverlapController:
         assert now is not None
         if len(now.bits) != len(best.bits) or len(now.bits[0]) != len(best.bits[0]):
             return False
-        demands = self._demands(now.exchange, now.floor, world_size)
+        found = [self._demands(now.exchange, f, world_size) for f in self._floors(now.floor)]
         weights, rates = self._weights(now.exchange), self._rates(now.exchange)
         stall_s, error = 0.0, 0.0
         for bits, rate in zip(now.bits, rates, strict=True):
-            chosen = [
-                next(o for o in (*d.options, *d.reliefs) if o.bits == b)
-                for d, b in zip(demands, bits, strict=True)
+            ways = [
+                {o.bits: o for d in same for o in (*d.options, *d.reliefs)}
+                for same in zip(*found, strict=True)
             ]
+            if any(b not in way for b, way in zip(bits, ways, strict=True)):
+                return False  # others have become better in cost and error
+            chosen = [way[b] for b, way in zip(bits, ways, strict=True)]
             budgets = self._measured.budgets(rate * self._margin, _ROUNDS[now.exchange])
             over = excess((o.cost for o in chosen), budgets)
             stall_s = max(stall_s, over / (rate * self._margin))
             lost = sum(o.error * w for o, w in zip(chosen, weights, strict=True))
             error += lost / len(rates)
         same = Decision(now.exchange, now.bits, now.floor, stall_s, error, self._margin)
-        return self._time(same) <= (1 + _PAYS) * self._time(best)
+        if self._time(same) > (1 + _PAYS) * self._time(best):
+            return False
+        return same.error <= _FINER * best.error or self._time(best) > self._time(same)
 
     def _reducers_of(self, decision: Decision) -> dict[str, ReducerSpec]:
         return {

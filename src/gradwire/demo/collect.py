@@ -6,6 +6,7 @@ import os
 import platform
 import statistics
 from collections import defaultdict
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from gradwire.demo.events import (
     MethodDone,
     MethodStarted,
     PlanChosen,
+    Recorded,
     StepDone,
     Validated,
 )
@@ -27,6 +29,7 @@ from gradwire.report.model import (
     Step,
     Validation,
 )
+from gradwire.timeline import Timeline
 from gradwire.version import installed_version
 
 
@@ -50,6 +53,8 @@ class Collector:
     _why: dict[str, str] = field(default_factory=dict)
     _digests: dict[str, dict[int, str]] = field(default_factory=lambda: defaultdict(dict))
 
+    _recorded: dict[str, Recorded] = field(default_factory=dict)
+
     def add(self, rank: int, event: Event) -> None:
         """Take one event."""
         match event:
@@ -63,6 +68,8 @@ class Collector:
                 self._why[event.method] = event.why
             case MethodDone():
                 self._digests[event.method][rank] = event.digest
+            case Recorded():
+                self._recorded[event.method] = event
             case Finished():
                 self.torch = event.torch
 
@@ -90,10 +97,15 @@ class Collector:
                 self._validations(method.name),
                 tuple(self._digests[method.name][rank] for rank in range(job.ranks)),
                 self._why.get(method.name, ""),
+                *self._record(method.name),
             )
             for method in job.methods
         )
         return DemoResult(settings, environment(self.torch, cores), methods, started, wall_s)
+
+    def _record(self, method: str) -> tuple[Mapping[str, float] | None, Timeline | None]:
+        recorded = self._recorded.get(method)
+        return (recorded.bits, recorded.timeline) if recorded else (None, None)
 
     def _validations(self, method: str) -> tuple[Validation, ...]:
         found = []

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, ClassVar, Self
 
 from gradwire.report.model import Step
+from gradwire.timeline import Timeline
 
 
 class Event:
@@ -72,6 +74,25 @@ class MethodDone(Event):
 
     method: str
     digest: str
+
+
+@dataclass(frozen=True, slots=True)
+class Recorded(Event):
+    """What overlap did in its last steps, on this rank.
+
+    Attributes:
+        bits: Mean bits per value, by layer in order of use.
+        timeline: The last whole step.
+    """
+
+    method: str
+    bits: Mapping[str, float]
+    timeline: Timeline
+
+    @classmethod
+    def from_dict(cls, data: dict[str, Any]) -> Self:
+        """See `Event.from_dict`."""
+        return cls(**{**data, "timeline": Timeline.from_dict(data["timeline"])})
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,6 +4,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from statistics import fmean
 from typing import NamedTuple
 
 import torch
@@ -17,7 +18,9 @@ import gradwire
 from gradwire.comm.shaped import Link
 from gradwire.comm.shaped_group import ShapedGroup, new_shaped_group
 from gradwire.demo.settings import Method
+from gradwire.engine.overlap import Overlap
 from gradwire.errors import UnknownIdError
+from gradwire.timeline import Timeline
 
 
 def nothing() -> None:
@@ -48,6 +51,8 @@ class Exchange:
         finish: Runs after backward, before the optimiser.
         wait: Runs after the optimiser of the last step, before parameters
             are looked at.
+        record: Returns bits by layer of the latest steps, and the last one's
+            timeline, where those are kept.
         waits: Returns how long the last step's forward waited for gradients,
             and how long transfers ran under computation, where gradients may
             arrive after backward.
@@ -63,19 +68,25 @@ class Exchange:
     waits: Callable[[], tuple[float, float]] | None = None
     is_ready: Callable[[], bool] = always
     settled: Callable[[], Settled | None] = lambda: None
+    record: Callable[[], tuple[dict[str, float], Timeline]] | None = None
 
 
-def wrap(method: Method, module: nn.Module, link: Link | None) -> Exchange:
+def wrap(
+    method: Method, module: nn.Module, optimiser: torch.optim.Optimizer, link: Link | None
+) -> Exchange:
     """Wrap a model so that its gradients are exchanged by one method over a link.
 
     Args:
         method: How they are exchanged.
         module: The model; equal on all ranks.
+        optimiser: What updates it.
         link: The link to imitate; None leaves it to the network.
 
     Raises:
         UnknownIdError: There is no such hook.
     """
+    if method.hook == "overlap":
+        return _with_overlap(gradwire.overlap(module, optimiser, method.plan, link=link), module)
     if method.family == "gradwire":
         return _with_gradwire(method, module, link)
     group: dist.ProcessGroup | None = None
@@ -147,4 +158,32 @@ def _with_gradwire(method: Method, module: nn.Module, link: Link | None) -> Exch
         sync.close,
         is_ready=lambda: sync.plan.auto is None,
         settled=settled,
+    )
+
+
+def _with_overlap(engine: Overlap, module: nn.Module) -> Exchange:
+    """Wrap the engine; a step of its stats ends with the forward of the next one."""
+
+    def sent_bytes() -> int:
+        recent = engine.stats().recent
+        return recent[-1].sent_bytes if recent else 0
+
+    def waits() -> tuple[float, float]:
+        recent = engine.stats().recent
+        return (recent[-1].wait_s, recent[-1].overlap_s) if recent else (0.0, 0.0)
+
+    def record() -> tuple[dict[str, float], Timeline]:
+        by_layer: dict[str, list[float]] = {}
+        for step in engine.stats().recent:
+            for layer in step.layers:
+                by_layer.setdefault(layer.name, []).append(layer.bits)
+        return {name: fmean(bits) for name, bits in by_layer.items()}, engine.timeline()
+
+    return Exchange(
+        module,
+        sent_bytes,
+        engine.close,
+        wait=engine.synchronize,
+        waits=waits,
+        record=record,
     )

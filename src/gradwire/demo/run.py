@@ -19,6 +19,7 @@ from gradwire.demo.events import (
     MethodDone,
     MethodStarted,
     PlanChosen,
+    Recorded,
     StepDone,
     Validated,
 )
@@ -54,7 +55,7 @@ def run_job(job: Job, rank: int, rendezvous: str, tell: Tell) -> None:
 def _run_method(job: Job, rank: int, task: tasks.Task, method: Method, tell: Tell) -> None:
     module = task.model(job.seed)
     optimiser = task.optimiser(module)
-    exchange = wrap(method, module, Link(job.link_bytes_per_s, job.latency_s))
+    exchange = wrap(method, module, optimiser, Link(job.link_bytes_per_s, job.latency_s))
     clock = BackwardClock(module)
     dist.barrier()
     tell(MethodStarted(method.name, sum(p.numel() for p in module.parameters())))
@@ -68,6 +69,9 @@ def _run_method(job: Job, rank: int, task: tasks.Task, method: Method, tell: Tel
     settled = exchange.settled()
     if settled is not None:
         tell(PlanChosen(method.name, *settled))
+    exchange.wait()
+    if exchange.record is not None and rank == 0 and job.steps > 1:
+        tell(Recorded(method.name, *exchange.record()))
     exchange.close()
     tell(MethodDone(method.name, parameters_digest(module)))
 
@@ -105,12 +109,16 @@ def _timed_step(
     optimiser.step()
     optimiser.zero_grad()
     end_s = time.perf_counter()
+    # What overlap waits for, it waits for in forward; its backward waits for nothing.
+    forward_s = forward_end_s - start_s
+    wait_s = min(exchange.waits()[0], forward_s) if exchange.waits is not None else 0.0
+    ready_s = clock.last_ready_s if exchange.waits is None else backward_end_s
     return Step(
         step,
         loss.item(),
-        forward_s=forward_end_s - start_s,
-        backward_s=clock.last_ready_s - forward_end_s,
-        exposed_s=backward_end_s - clock.last_ready_s,
+        forward_s=forward_s - wait_s,
+        backward_s=ready_s - forward_end_s,
+        exposed_s=backward_end_s - ready_s + wait_s,
         optimiser_s=end_s - backward_end_s,
         sent_bytes=exchange.take_sent_bytes(),
     )

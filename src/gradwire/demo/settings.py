@@ -91,7 +91,8 @@ class Method:
             on Gloo.
         plan: For gradwire: what `attach` takes.
         hook: A hook of PyTorch's: `"fp16"`, `"bf16"`, `"powersgd1"`,
-            `"powersgd2"` (the number is the rank) or `"powersgd_batched"`.
+            `"powersgd2"` (the number is the rank) or `"powersgd_batched"`;
+            `"overlap"` goes without DDP.
     """
 
     name: str
@@ -108,7 +109,8 @@ _BUILT_IN = (
     Method("fp16", "fp16 hook", "hook", hook="fp16"),
     Method("powersgd", "PowerSGD hook", "hook", 1000, hook="powersgd1"),
 )
-METHODS = (*(m.name for m in _BUILT_IN), "gradwire")
+_AQGB = Method("aqgb", "gradwire AQGB", "gradwire", plan="aqgb", hook="overlap")
+METHODS = (*(m.name for m in _BUILT_IN), "gradwire", _AQGB.name)
 
 
 def choose_methods(names: Sequence[str], plans: Sequence[str]) -> tuple[Method, ...]:
@@ -135,6 +137,8 @@ def choose_methods(names: Sequence[str], plans: Sequence[str]) -> tuple[Method, 
             load_plan(plan)
             label = f"gradwire {Path(plan).stem if plan.endswith('.json') else plan}"
             chosen.append(Method(f"gradwire:{plan}", label, "gradwire", plan=plan))
+    if _AQGB.name in names:
+        chosen.append(_AQGB)
     return tuple(chosen)
 
 

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, NoReturn, TypeVar
 import torch
 
 from gradwire.comm.priority import PriorityMailbox
-from gradwire.control.base import Controller
+from gradwire.control.base import NO_LOSSES, Controller
 from gradwire.engine.checkpoint import pack, residual_scale, unpack
 from gradwire.engine.overlap_clip import Clip
 from gradwire.engine.overlap_guard import Guard
@@ -81,7 +81,7 @@ class Overlap:
         self._step = 0
         self._is_open = self._is_accumulating = self._is_forward = False
         self._met: dict[int, Layer] = {}
-        self._errors = [0.0] * len(self._layers)
+        self._losses = [NO_LOSSES] * len(self._layers)
         self._record: StepRecord | None = None
         self._backward_s: float | None = None
         self._recent: deque[tuple[OverlapStep, Timeline]] = deque(maxlen=_RECENT_STEPS)
@@ -162,7 +162,7 @@ class Overlap:
                 if turn.exchange is None:
                     self._start(turn)
         factor = self._clip.factor(number, turns)
-        note = self._talk.send(self._step, turns, self._order_met(), self._errors)
+        note = self._talk.send(self._step, turns, self._order_met(), self._losses)
         self._sender.track(note.done)
         for turn in turns:
             turn.groups, turn.factor, turn.note = groups, factor, note
@@ -324,7 +324,7 @@ class Overlap:
             self._talk.last_step = step
             for turn in record.turns:
                 if turn.exchange is not None:
-                    self._errors[turn.layer.index] = turn.exchange.measured.error
+                    self._losses[turn.layer.index] = turn.exchange.measured.losses
             if self._settings.on_step is not None:
                 self._settings.on_step(step)
         self._record.open("backward", "", start_s)

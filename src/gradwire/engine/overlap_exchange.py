@@ -13,6 +13,7 @@ from torch.profiler import record_function
 
 from gradwire.comm.base import Mailbox, Pending, Steps
 from gradwire.comm.channel import Channel, Scratch
+from gradwire.control.base import NO_LOSSES, Losses
 from gradwire.engine.overlap_scheme import Scheme
 from gradwire.engine.worker import Worker
 from gradwire.key import Key
@@ -28,6 +29,8 @@ _ONE_TRIP_NUMEL = 4096
 """Up to so many values, latency weighs more than bytes."""
 
 _SAMPLED_BLOCKS = 64
+_SPARSE = 100
+"""One in so many values is sent by the sparse level."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,14 +49,12 @@ class Measured:
 
     Attributes:
         norm: Norm of the mean.
-        error: See `LayerStats.error`; estimated from a sample.
-        owed_square: Squared norm of what was owed, of that sample.
-        kept_square: Squared norm of what is owed still.
+        losses: What rounding it would lose; estimated from a sample.
+        kept_square: Squared norm of what is owed still, of that sample.
     """
 
     norm: float = 0.0
-    error: float = 0.0
-    owed_square: float = 0.0
+    losses: Losses = NO_LOSSES
     kept_square: float = 0.0
 
 
@@ -134,9 +135,8 @@ class LayerExchange:
             for slot in self.scheme.owing:
                 blocks = _sample(self._values(slot)) + _sample(self._residual(slot))
                 scale = slot.entry.numel / max(1, blocks.numel())
-                peaks = blocks.abs().amax(1).square().sum() * blocks.shape[1]
-                self.measured.error += 2 / 3 * scale * float(peaks)
-                self.measured.owed_square += scale * float(blocks.square().sum())
+                pairs = zip(self.measured.losses, _losses(blocks), strict=True)
+                self.measured.losses = Losses(*(old + scale * new for old, new in pairs))
 
     def _reduce(self, reducer: Reducer, part: Part, channel: Channel) -> Steps[None]:
         x = self._buffer
@@ -225,6 +225,25 @@ def _average_in_one_trip(values: Tensor, group: Channel) -> Steps[None]:
     for row in rows[1:]:
         total += row
     torch.div(total, group.world_size, out=values)
+
+
+def _losses(blocks: Tensor) -> Losses:
+    """Return what rounding blocks of values would lose, `[blocks, numel]`."""
+    sizes = blocks.abs()
+    peaks = sizes.amax(1, keepdim=True)
+    square = sizes.square().sum()
+    numel = blocks.shape[1]
+    largest = sizes.flatten().topk(max(1, blocks.numel() // _SPARSE)).values
+    values = torch.stack(
+        [
+            2 / 3 * numel * peaks.square().sum(),
+            square,
+            square - sizes.sum(1).square().sum() / numel,
+            torch.minimum(sizes, peaks - sizes).square().sum(),
+            square - largest.square().sum(),
+        ]
+    )
+    return Losses(*values.tolist())
 
 
 def _sample(values: Tensor) -> Tensor:

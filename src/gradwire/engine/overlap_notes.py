@@ -16,12 +16,13 @@ from torch import Tensor
 
 from gradwire.comm.base import Collective, Steps
 from gradwire.comm.priority import Rates
-from gradwire.control.base import LayerStats, NetworkStats
+from gradwire.control.base import LayerStats, Losses, NetworkStats
 from gradwire.engine.overlap_layers import Layer
 from gradwire.engine.overlap_stats import OverlapStep
 
-_LAYER_FIELDS = ("ready_s", "due_s", "wait_s")
+_LAYER_FIELDS = ("ready_s", "due_s", "wait_s", "codec_s")
 _NETWORK_FIELDS = 6
+_LOSSES = len(Losses._fields)
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +35,7 @@ class Shape:
     @property
     def numel(self) -> int:
         """Values of a note."""
-        return self.parameters + self.layers * (2 + len(_LAYER_FIELDS)) + _NETWORK_FIELDS
+        return self.parameters + self.layers * (1 + _LOSSES + len(_LAYER_FIELDS)) + _NETWORK_FIELDS
 
 
 class Note:
@@ -78,12 +79,15 @@ class Note:
 
     def layers(self, layers: Sequence[Layer]) -> list[LayerStats]:
         """Return what was measured of layers, the worst over ranks, in rank 0's order."""
-        ready, due, wait = (self._section(2 + i) for i in range(len(_LAYER_FIELDS)))
+        lost = [self._section(1 + i).double().mean(0).tolist() for i in range(_LOSSES)]
+        times = (self._section(1 + _LOSSES + i) for i in range(len(_LAYER_FIELDS)))
+        ready, due, wait, codec = times
         columns = zip(
             ready.amax(0).tolist(),
             due.amin(0).tolist(),
             wait.amax(0).tolist(),
-            self._section(1).double().mean(0).tolist(),
+            (Losses(*values) for values in zip(*lost, strict=True)),
+            codec.amax(0).tolist(),
             strict=True,
         )
         stats = [
@@ -116,7 +120,7 @@ class Note:
 def write(
     used: Sequence[bool],
     order: Sequence[Layer],
-    errors: Sequence[float],
+    losses: Sequence[Losses],
     step: OverlapStep | None,
     rates: Rates,
     shape: Shape,
@@ -126,7 +130,7 @@ def write(
     Args:
         used: For each parameter, whether it had a gradient.
         order: Layers in order of use.
-        errors: By layer, see `LayerStats.error`.
+        losses: By layer.
         step: The latest whole step, None before there is one.
         rates: Of this rank's link.
         shape: Sizes of the sections.
@@ -153,5 +157,6 @@ def write(
             step.relative_error or 0.0,
         ]
     flags = torch.tensor(used, dtype=torch.float32)
-    sections = [flags, places, torch.tensor(errors), times.view(-1), torch.tensor(network)]
+    lost = torch.tensor(losses).T.reshape(-1)
+    sections = [flags, places, lost, times.view(-1), torch.tensor(network)]
     return torch.cat([s.to(torch.float32) for s in sections])

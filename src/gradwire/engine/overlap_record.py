@@ -99,7 +99,7 @@ class StepRecord:
         """Return the step's numbers, with its layers in order of use."""
         turns = {turn.layer.index: turn for turn in self.turns}
         measured = [t.exchange.measured for t in self.turns if t.exchange is not None]
-        owed = sum(m.owed_square for m in measured)
+        owed = sum(m.losses.square for m in measured)
         kept = sum(m.kept_square for m in measured)
         return OverlapStep(
             step=self.step,
@@ -125,4 +125,5 @@ class StepRecord:
             transfers=tuple((t.start_s - self.start_s, t.end_s - self.start_s) for t in traffic),
             sent_bytes=sum(t.sent_bytes for t in traffic),
             received_bytes=sum(t.received_bytes for t in traffic),
+            codec_s=sum(e - s for _, s, e in tuple(exchange.codec_spans)) if exchange else 0.0,
         )

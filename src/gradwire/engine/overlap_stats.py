@@ -25,6 +25,7 @@ class LayerStep:
         transfers: Start and end of each exchange.
         sent_bytes: Bytes this rank handed to the network.
         received_bytes: Bytes this rank took from the network.
+        codec_s: How long encoding and decoding took.
     """
 
     name: str
@@ -36,6 +37,7 @@ class LayerStep:
     transfers: tuple[tuple[float, float], ...] = ()
     sent_bytes: int = 0
     received_bytes: int = 0
+    codec_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ from typing import NamedTuple
 from gradwire.comm.base import Steps
 from gradwire.comm.channel import Channel
 from gradwire.comm.priority import PriorityMailbox
-from gradwire.control.base import Controller
+from gradwire.control.base import Controller, Losses
 from gradwire.engine.checks import check_replicas, check_steps
 from gradwire.engine.overlap_layers import Layer, LayerTable
 from gradwire.engine.overlap_notes import Note, Shape, write
@@ -72,7 +72,7 @@ class Talk:
         self._has_counted = False
 
     def send(
-        self, step: int, turns: Sequence[Turn], order: Sequence[Layer], errors: Sequence[float]
+        self, step: int, turns: Sequence[Turn], order: Sequence[Layer], losses: Sequence[Losses]
     ) -> Note:
         """Send this rank's note, and begin to receive those of the others."""
         used = [False] * self._shape.parameters
@@ -81,7 +81,7 @@ class Talk:
             used[start : start + len(turn.used)] = turn.used
         self._mailbox.ping()
         measured, rates = self.last_step, self._mailbox.rates()
-        mine = write(used, order, errors, measured, rates, self._shape)
+        mine = write(used, order, losses, measured, rates, self._shape)
         note = Note(self._shape, self._starts, self._mailbox.world_size)
         agreed: Future[Agreed] = Future()
         self._agreed[step] = agreed

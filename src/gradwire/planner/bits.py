@@ -175,7 +175,8 @@ def _relieve(
         now = chosen[i]  # it may have saved more than was needed
         room = now.cost + rooms.after(i)
         ways = [o for o in (demands[i].options[0], *demands[i].reliefs) if o.cost <= room]
-        best = min(ways, key=lambda o: o.error)
+        # None fits where the limit of the error kept the layers from fitting.
+        best = min(ways, key=lambda o: o.error, default=now)
         if best.error < now.error:
             rooms.take(i, best.cost - now.cost)
             chosen[i] = best

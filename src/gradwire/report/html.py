@@ -6,6 +6,7 @@ from markupsafe import Markup
 
 from gradwire.report.bars import breakdown
 from gradwire.report.charts import loss_against_bytes, loss_against_time
+from gradwire.report.lanes import draw_timeline
 from gradwire.report.model import DemoResult
 from gradwire.report.page import render_page
 from gradwire.report.summary import summarise
@@ -33,5 +34,6 @@ def render_html(result: DemoResult) -> str:
         breakdown=breakdown((s.method.label, s.method.family, s) for s in summaries),
         # Our own SVG; everything else is escaped.
         charts=[(title, Markup(svg)) for title, svg in charts],  # noqa: S704
+        timelines=[(m.label, draw_timeline(m.timeline)) for m in result.methods if m.timeline],
         notes=notes(result),
     )

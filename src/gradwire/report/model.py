@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 from gradwire.errors import SpecError
+from gradwire.timeline import Timeline
 
 _FORMAT = 1
 
@@ -69,6 +70,8 @@ class MethodResult:
         validations: At least the one after the last step.
         digests: Hash of the parameters after the last step, by rank.
         why: The plan that was chosen in training, and why; empty where it was given.
+        bits: Mean bits per value of the last steps by layer, where they vary.
+        timeline: A late step of rank 0, where it was recorded.
     """
 
     name: str
@@ -78,6 +81,8 @@ class MethodResult:
     validations: tuple[Validation, ...]
     digests: tuple[str, ...]
     why: str = ""
+    bits: Mapping[str, float] | None = None
+    timeline: Timeline | None = None
 
     @property
     def is_replicated(self) -> bool:
@@ -179,5 +184,6 @@ def _method(data: Mapping[str, Any]) -> MethodResult:
         "steps": tuple(Step(**s) for s in data["steps"]),
         "validations": tuple(Validation(**v) for v in data["validations"]),
         "digests": tuple(data["digests"]),
+        "timeline": Timeline.from_dict(line) if (line := data.get("timeline")) else None,
     }
     return MethodResult(**{**data, **read})

@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from gradwire.errors import SpecError
 from gradwire.report.model import Environment, Family, Validation, read_format
-from gradwire.timeline import Span, Timeline
+from gradwire.timeline import Timeline
 
 _FORMAT = 1
 _LEAST_FOR_QUARTILES = 2
@@ -213,12 +213,6 @@ def _mode(data: Mapping[str, Any]) -> ModeResult:
         "elapsed_s": tuple(data["elapsed_s"]),
         "digests": tuple(data["digests"]),
         "why": tuple(data.get("why", ())),
-        "timeline": _timeline(data.get("timeline")),
+        "timeline": Timeline.from_dict(line) if (line := data.get("timeline")) else None,
     }
     return ModeResult(**{**data, **read})
-
-
-def _timeline(data: Mapping[str, Any] | None) -> Timeline | None:
-    if data is None:
-        return None
-    return Timeline(tuple(Span(**s) for s in data["spans"]), data["step_s"])

@@ -72,7 +72,10 @@ def notes(result: DemoResult) -> list[str]:
             "(buckets are rebuilt, buffers made); training time does not."
         ),
         "PowerSGD's first two steps are dense, as its hook needs; the medians leave them out.",
-        "Exposed comm. (communication): from the last ready gradient to the end of backward().",
+        (
+            "Exposed comm. (communication): from the last ready gradient to the end of backward(); "
+            "under AQGB, what the next forward waits for. Its step's bytes are those before."
+        ),
         (
             "Training loss at end: mean of the last 5 steps. Time to DDP's loss: training time "
             "until that mean was within 1 % of plain DDP's at its end. Validation is not timed."

@@ -24,8 +24,9 @@ class Adaptive:
         floor: Bits that layers get at least, stalling if they must. Below it
             only layers go that would force a stall dearer than their error,
             and only as far as `error_bound` allows.
-        cap: Bits that layers get at most. By default 8: more change no loss
-            curve, and make the step longer in which a link breaks down.
+        cap: Bits that layers get at most. By default 4: more have changed no
+            loss curve, and a step in which a link breaks down, whose bits were
+            chosen before, then waits no longer than one of fixed 4 bits.
         every: Steps from one plan to the next; at once where bandwidth moved.
         schedule: How the floor follows training: `"error_bounded"` raises it
             while the relative error of the exchange exceeds `error_bound`;
@@ -45,12 +46,12 @@ class Adaptive:
     """
 
     reducer: Literal["best", "broadcast", "two_phase"] = "best"
-    floor: int = 3
-    cap: int = 8
+    floor: int = 2
+    cap: int = 4
     every: int = 10
     schedule: Literal["error_bounded", "rising", "falling", "constant"] = "error_bounded"
-    error_bound: float = 0.5
-    peak_floor: int = 6
+    error_bound: float = 0.8
+    peak_floor: int = 4
     steps: int = 0
     feedback: bool = True
     senders: bool = True

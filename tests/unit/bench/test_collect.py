@@ -6,8 +6,17 @@ from gradwire.bench.collect import CellCollector
 from gradwire.bench.events import Refused, RoundDone, RoundStarted
 from gradwire.bench.modes import parse_modes
 from gradwire.bench.settings import CellJob
-from gradwire.demo.events import Finished, MethodDone, MethodStarted, Validated, from_line, to_line
+from gradwire.demo.events import (
+    Finished,
+    MethodDone,
+    MethodStarted,
+    Recorded,
+    Validated,
+    from_line,
+    to_line,
+)
 from gradwire.report.results import StepTimes
+from gradwire.timeline import Span, Timeline
 
 JOB = CellJob("mlp", 2, None, 0.0, "none", parse_modes("none,bf16,gradwire:int4"), rounds=1)
 
@@ -31,6 +40,7 @@ EVENTS = [
     (1, Validated("none", 2, 4.0, 2, 4)),
     (1, MethodDone("none", "b")),
     (0, MethodDone("none", "a")),
+    (0, Recorded("none", {"fc": 4.0}, Timeline((Span(0, "forward", "fc", 0.0, 1.0),), 2.0))),
     (0, Finished("2.13.0")),
 ]
 
@@ -52,6 +62,7 @@ def test_collector_joins_the_ranks():
     assert (one.sent_bytes, one.foreign_cores) == (30, 0.25)
     assert (none.validations[0].loss, none.elapsed_s) == (0.75, (9.0,))
     assert none.digests == ("a", "b")
+    assert (none.bits, none.timeline.step_s) == ({"fc": 4.0}, 2.0)
     assert (bf16.reason, bf16.rounds) == ("no", ())
     assert int4.reason == "ended its launch"
     assert '"bits": 4' in int4.plan

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from gradwire.control.base import Controller, LayerStats, NetworkStats
+from gradwire.control.base import Controller, LayerStats, Losses, NetworkStats
 from gradwire.control.levels import NORMAL_ERROR
 from gradwire.planner.greedy import excess
 from gradwire.spec import (
@@ -79,13 +79,28 @@ class Model:
 
     def stall_s(self, reducers: Mapping[str, ReducerSpec], rate: float) -> float:
         """How long a step stalls: what its transfers take beyond the windows."""
+        *_, (costs, windows) = self._prefixes(reducers, rate)
+        return max(0.0, excess(costs, windows))
+
+    def _prefixes(
+        self, reducers: Mapping[str, ReducerSpec], rate: float
+    ) -> list[tuple[list[float], list[float]]]:
+        """Times on the link and windows of each prefix of layers."""
         costs = [
             sent_bytes(reducers[name], [Entry(0, (n,))], self.world_size) / (rate * self.slower)
             for name, n in zip(self.names, self.numels, strict=True)
         ]
         late = self.latency_s * (1 if isinstance(reducers[self.names[0]], Broadcast) else 2)
         windows = [d - r - late for r, d in zip(self.ready, self.due, strict=True)]
-        return max(0.0, excess(costs, windows))
+        return [(costs[:k], windows[:k]) for k in range(1, len(costs) + 1)]
+
+    def waits_s(self, rate: float) -> list[float]:
+        """How long each layer is waited for."""
+        stalls = [
+            max(0.0, excess(costs, windows))
+            for costs, windows in self._prefixes(self.reducers, rate)
+        ]
+        return [now - before for before, now in zip([0.0, *stalls], stalls, strict=False)]
 
     def run(self, controller: Controller, step: int, rates: Sequence[float]) -> Step:
         """Do a step at the rates of each rank, and tell the controller."""
@@ -99,8 +114,9 @@ class Model:
             variance(getattr(self.reducers[name], "codec", None)) * s
             for name, s in zip(self.names, squares, strict=True)
         ]
+        waits = self.waits_s(min(rates))
         layers = [
-            LayerStats(name, n, r, d, stall_s if i == 0 else 0.0, NORMAL_ERROR * s)
+            LayerStats(name, n, r, d, waits[i], Losses(NORMAL_ERROR * s))
             for i, (name, n, r, d, s) in enumerate(
                 zip(self.names, self.numels, self.ready, self.due, squares, strict=True)
             )

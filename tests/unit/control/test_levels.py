@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from gradwire.codecs.base import Segments, build
-from gradwire.control.levels import NORMAL_ERROR, bf16_bytes, codec, demand, factor
+from gradwire.control.levels import NORMAL_ERROR, Shares, bf16_bytes, codec, demand, share
 from gradwire.key import Key
 from gradwire.spec import LEVELS, Broadcast, Entry, TwoPhase, sent_bytes
 from strategies import normal
@@ -24,7 +24,8 @@ def test_factor_is_the_measured_error_over_a(bits, feedback):
     encoder = build(codec(bits, feedback=feedback))
     encoder.decode(encoder.encode(x, whole, Key(0, 0, 0))[None], whole, out)
     lost = float((out - x).square().sum())
-    assert lost == pytest.approx(factor(bits, feedback=feedback) * error, rel=0.05)
+    lost /= float(x.square().sum())
+    assert lost == pytest.approx(share(bits, Shares(), feedback=feedback), rel=0.05)
 
 
 @pytest.mark.parametrize("exchange", ["broadcast", "two_phase"])

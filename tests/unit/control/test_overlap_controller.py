@@ -12,7 +12,7 @@ from gradwire.spec import Adaptive, Broadcast, Quantize, Sign, Sparse, TwoPhase
 from unit.control.model import MBIT, Model
 
 NUMELS = (100_000, *[400_000] * 11)
-BROADCAST = Adaptive(reducer="broadcast", schedule="constant")
+BROADCAST = Adaptive(reducer="broadcast", schedule="constant", floor=3, cap=8)
 
 
 def bits(model):
@@ -32,12 +32,15 @@ def settled(rate, settings=BROADCAST, **kwargs):
 
 
 @pytest.mark.parametrize(
-    "settings", [BROADCAST, Adaptive(reducer="two_phase"), Adaptive()], ids=str
+    "settings",
+    [BROADCAST, Adaptive(reducer="broadcast"), Adaptive(reducer="two_phase"), Adaptive()],
+    ids=["cap 8", "broadcast", "two_phase", "best"],
 )
 def test_link_that_breaks_down_and_recovers_is_followed_within_ten_steps(settings):
     fast, slow = 1000 * MBIT, 100 * MBIT
     model, controller = Model(NUMELS), OverlapController(settings)
-    fixed = dict.fromkeys(model.names, Broadcast(Quantize(4)))
+    kind = TwoPhase if settings.reducer == "two_phase" else Broadcast
+    fixed = dict.fromkeys(model.names, kind(Quantize(4)))
     history = []
     for step in range(120):
         rate = slow if 40 <= step < 80 else fast
@@ -46,10 +49,10 @@ def test_link_that_breaks_down_and_recovers_is_followed_within_ten_steps(setting
     at_slow, at_fast = (bits(settled(rate, settings)[0]) for rate in (slow, fast))
     assert abs(sum(by_step[49]) - sum(at_slow)) <= 0.06 * sum(at_slow)
     assert abs(sum(by_step[89]) - sum(at_fast)) <= 0.06 * sum(at_fast)
-    assert sum(at_slow) < 0.5 * sum(at_fast)
+    assert sum(at_slow) <= 0.5 * sum(at_fast)
     for step, happened, _, rate in history:
         stall_at_4_bits = model.stall_s(fixed, rate)
-        if step == 40:  # its bits were chosen before anybody could know
+        if step == 40 and settings.cap > 4:  # its bits were chosen before anybody could know
             assert happened.stall_s <= stall_at_4_bits + happened.sent / 2 / rate
         else:
             assert happened.stall_s <= stall_at_4_bits + 1e-9, step
@@ -132,7 +135,7 @@ def test_each_sender_has_bits_of_its_own_where_links_differ():
 
 
 def test_one_plan_for_all_where_senders_may_not_differ():
-    settings = Adaptive(reducer="broadcast", schedule="constant", senders=False)
+    settings = Adaptive(reducer="broadcast", schedule="constant", cap=8, senders=False)
     model, controller = Model(NUMELS), OverlapController(settings)
     for step in range(30):
         model.run(controller, step, [500 * MBIT, 250 * MBIT])
@@ -167,12 +170,12 @@ def test_front_layer_that_carries_the_gradient_keeps_its_floor_and_stalls():
 
 
 def test_error_above_its_bound_raises_the_floor():
-    tight = Adaptive(reducer="broadcast", error_bound=0.1)
+    tight = Adaptive(reducer="broadcast", error_bound=0.1, peak_floor=6, cap=8)
     model, controller = settled(50 * MBIT, tight)
     assert controller.decision.floor == 5
     assert min(bits(model)) >= 4
     relaxed_model, relaxed = settled(50 * MBIT, Adaptive(reducer="broadcast"))
-    assert relaxed.decision.floor == 3
+    assert relaxed.decision.floor == 2
     assert sum(bits(relaxed_model)) < 0.7 * sum(bits(model))
 
 

@@ -9,8 +9,8 @@ from gradwire.spec import Adaptive
 
 
 def test_rising_and_falling_schedules_end_where_they_should():
-    rising = schedule_of(Adaptive(schedule="rising", floor=2, peak_floor=8, steps=100))
-    falling = schedule_of(Adaptive(schedule="falling", floor=2, peak_floor=8, steps=100))
+    rising = schedule_of(Adaptive(schedule="rising", floor=2, peak_floor=8, cap=8, steps=100))
+    falling = schedule_of(Adaptive(schedule="falling", floor=2, peak_floor=8, cap=8, steps=100))
     up = [rising.floor(step, 0.3) for step in range(0, 200, 10)]
     down = [falling.floor(step, 0.3) for step in range(0, 200, 10)]
     assert up == sorted(up)
@@ -28,8 +28,8 @@ def test_error_bounded_schedule_stays_between_its_floors():
 
 def test_settings_choose_the_schedule():
     assert isinstance(schedule_of(Adaptive()), ErrorBounded)
-    assert schedule_of(Adaptive(schedule="constant", floor=5)) == Constant(5)
-    assert schedule_of(Adaptive(schedule="falling", steps=9)) == Ramp(6, 3, 9)
+    assert schedule_of(Adaptive(schedule="constant", floor=4)) == Constant(4)
+    assert schedule_of(Adaptive(schedule="falling", steps=9)) == Ramp(4, 2, 9)
 
 
 @pytest.mark.parametrize("error", [0.0, 0.1, 5.0])

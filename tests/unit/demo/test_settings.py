@@ -11,12 +11,13 @@ from gradwire.plan import Plan
 JOB = Job("text", 2, 30, 8, 0, 12.5e6, 0.001, choose_methods(METHODS, []))
 
 
-def test_choose_methods_puts_plain_ddp_first_and_the_default_plan_last():
+def test_choose_methods_puts_plain_ddp_first_and_gradwire_last():
     assert [m.name for m in choose_methods(METHODS, [])] == [
         "ddp",
         "fp16",
         "powersgd",
         "gradwire:int6",
+        "aqgb",
     ]
 
 

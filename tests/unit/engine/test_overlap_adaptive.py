@@ -1,6 +1,5 @@
 """AQGB's own controller in the engine: bits follow the link, alike on all ranks."""
 
-import pytest
 import torch
 from torch import nn
 
@@ -18,8 +17,7 @@ def _loss(model, rank, i):
     return model(draw(4, 64, seed=100 * i + rank)).square().mean()
 
 
-@pytest.mark.parametrize(("bytes_per_s", "has_more"), [(1e3, False), (1e12, True)])
-def test_bits_follow_the_measured_bandwidth_and_replicas_agree(bytes_per_s, has_more):
+def _bits(bytes_per_s):
     def body(ranks):
         ranks.step._mailbox._meter.bytes_per_s = lambda: bytes_per_s
         train(ranks, range(12), _loss)
@@ -29,5 +27,10 @@ def test_bits_follow_the_measured_bandwidth_and_replicas_agree(bytes_per_s, has_
     assert same(a, b)
     assert bits == others
     assert bits[0] == bits[2]  # the plan's, until there is something measured
-    assert (bits[-1] > bits[0]) is has_more
-    assert bits[-1] != bits[0]
+    return bits
+
+
+def test_bits_follow_the_measured_bandwidth_and_replicas_agree():
+    slow, fast = _bits(1e3), _bits(1e12)
+    assert slow[0] == fast[0]
+    assert slow[-1] < 0.5 * fast[-1]

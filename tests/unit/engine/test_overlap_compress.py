@@ -175,7 +175,7 @@ def test_a_controller_changes_levels_at_the_same_step_on_all_ranks():
     assert logs[0][-1][2:] == logs[1][-1][2:]
     layer = logs[0][-1][2][0]
     assert layer.name == "0"
-    assert layer.error > 0
+    assert layer.losses.error > 0
     assert layer.due_s > layer.ready_s > 0
 
 

@@ -239,3 +239,19 @@ def test_weights_are_factors_on_errors():
         one, other = solve(weighted, budgets), solve(demands, budgets, weights=weights)
         assert [o.bits for o in one.options] == [o.bits for o in other.options]
         assert one.error == pytest.approx(other.error)
+
+
+def test_limit_of_the_error_that_keeps_layers_from_fitting_ends_in_a_stall():
+    for seed in range(200):
+        rng = random.Random(seed)
+        layers = [
+            Demand(
+                (Option(2, rng.randint(10, 30), 2.0),),
+                (Option(1, rng.randint(2, 9), rng.uniform(3.0, 9.0)),),
+            )
+            for _ in range(6)
+        ]
+        budgets = sorted(rng.randint(-20, 90) for _ in range(6))
+        found = solve(layers, budgets, 10.0, rng.uniform(12.0, 25.0))
+        costs = [o.cost for o in found.options]
+        assert excess(costs, [b + found.excess for b in budgets]) <= 0
