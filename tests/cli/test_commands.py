@@ -60,7 +60,7 @@ Options:
   --link TEXT           Rate, "100Mbit/s" or "unlimited". [default: the task's]
   --latency TEXT        One-way delay, such as "1ms". [default: the task's]
   --methods TEXT        What to compare; plain DDP is always there.  [default:
-                        ddp,fp16,powersgd,gradwire]
+                        ddp,fp16,powersgd,gradwire,aqgb]
   --plan TEXT           gradwire's plan; may be repeated.
   --seed INTEGER        Seeds model and data.  [default: 0]
   --report PATH         HTML file. [default: reports/]

@@ -51,7 +51,7 @@ class Waits(NamedTuple):
 
 
 class Measured:
-    """Medians and means over the latest steps; a bandwidth that jumps replaces its mean.
+    """Medians and means of the latest steps; a bandwidth that jumps starts anew.
 
     Example:
         >>> measured = Measured()
@@ -113,7 +113,7 @@ class Measured:
         self._waits = []
 
     def waits(self) -> Waits | None:
-        """Return mean waits under this plan; None before at least two steps have shown it."""
+        """Return mean waits under this plan; None before two steps have shown it."""
         settled = self._waits[_SETTLED:]
         if len(settled) < _LEAST_WAITS:
             return None
