@@ -389,7 +389,7 @@ def test_attach_refuses_a_plan_file_that_is_none(tmp_path):
                     "rules": [{"reducer": {"id": "two_phase", "codec": {"id": "x"}}}],
                 }
             ),
-            "UnknownIdError: codec_specs='x' is not one of: float",
+            "UnknownIdError: codec_specs='x' is not one of: bit_planes, float",
         ),
     }
 

@@ -73,7 +73,7 @@ def test_an_exception_in_a_codec_names_the_step():
         def fail(*_: object, all_dense: bool) -> None:
             raise ValueError(f"out of ideas, {all_dense}")
 
-        sync._layouts.of = fail
+        sync._scheme.layouts.of = fail
         with pytest.raises(RuntimeError) as caught:
             ddp(torch.ones(2, 40)).sum().backward()
         return str(caught.value)
