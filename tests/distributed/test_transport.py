@@ -164,7 +164,9 @@ def test_h1_ranks_that_select_unequal_numbers_of_values_get_the_mean():
 
     def body(rank: int):
         ddp = DDP(_Given(torch.zeros(numel)))
-        plan = Plan((Rule(Broadcast(Sparse(0.3, "threshold")), min_numel=1, min_ndim=0),))
+        plan = Plan(
+            (Rule(Broadcast(Sparse(0.3, "threshold"), force=True), min_numel=1, min_ndim=0),)
+        )
         gradwire.attach(ddp, plan)
         total = torch.zeros(numel)
         for step in range(4):
@@ -257,7 +259,9 @@ def test_i2_what_a_foreign_codec_returns_is_checked():
         texts = {}
         for how in ("well", *BROKEN):
             ddp = DDP(_Given(torch.zeros(64, 32)))
-            reducer = (TwoPhase if how == "well" else Broadcast)(_Foreign(how), feedback=False)
+            codec = _Foreign(how)
+            is_well = how == "well"
+            reducer = TwoPhase(codec, False) if is_well else Broadcast(codec, False, force=True)
             sync = gradwire.attach(ddp, Plan((Rule(reducer, min_numel=1),)))
             try:
                 ddp(torch.full((64, 32), rank + 1.0)).backward()

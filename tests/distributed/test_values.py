@@ -51,7 +51,7 @@ def test_a1_result_is_the_mean_not_the_sum(world_size):
         assert_replicas_agree(ddp)
         sync.close()
 
-    run_processes(world_size, _with_each(["none", "int4", "sign", "topk:0.2", "low_rank:2"], body))
+    run_processes(world_size, _with_each(["none", "int4", "sign", "topk:0.1", "low_rank:2"], body))
 
 
 def test_a3_small_gradients_are_not_flushed():
