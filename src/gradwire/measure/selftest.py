@@ -15,6 +15,7 @@ from gradwire.codecs.mixed import decode_mean
 from gradwire.kernels import ops
 from gradwire.kernels.select import REFERENCE
 from gradwire.key import Key
+from gradwire.layout import GROUP, num_blocks
 from gradwire.measure.kernels import SPECS, codec_of
 from gradwire.spec import CodecSpec, Float, LowRank, Quantize, Sign, parse_reducer
 
@@ -65,6 +66,7 @@ def check_kernels(device: torch.device, names: Sequence[str] = (*SPECS, *_BESIDE
             for spec in _codecs(names):
                 _exercise(spec, x)
             _exercise_mixed(x)
+            _exercise_shared(x)
         for block_size in _HADAMARD_BLOCKS:
             x = _normal(2 * max(_HADAMARD_BLOCKS)).to(device)
             ops.hadamard(x, block_size, torch.empty_like(x))
@@ -159,3 +161,16 @@ def _exercise_mixed(x: Tensor) -> None:
     whole = Segments.whole(x.numel(), stream=5)
     payloads = [codec.encode(x, whole, Key(1, 2, 3)) for codec in codecs]
     decode_mean(codecs, payloads, whole, torch.empty_like(x))
+
+
+def _exercise_shared(x: Tensor) -> None:
+    """Sum the levels of two senders under scales that they share."""
+    table, bits, size = Segments.whole(x.numel(), stream=5).table, 6, GROUP
+    residual = x.roll(1).nan_to_num(0.0, 0.0, 0.0) * 0.1
+    peaks = x.new_empty(num_blocks(x.numel(), size), dtype=torch.int32)
+    ops.shared_peaks(x, table, residual, size, peaks)
+    levels = x.new_empty(x.numel(), dtype=torch.int8)
+    ops.shared_encode(x, table, peaks, Key(1, 2, 3).stream(), bits, size, residual, levels)
+    sums = x.new_empty(x.numel(), dtype=torch.int16)
+    ops.shared_sum(torch.stack([levels, levels]), False, sums)  # noqa: FBT003 - an op's argument
+    ops.shared_decode(sums, table, peaks, bits, size, 2, torch.empty_like(x))
