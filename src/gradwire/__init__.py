@@ -6,7 +6,7 @@ made and read where torch is not wanted.
 Example:
     >>> import gradwire
     >>> gradwire.Plan.of("int8").rules[0].reducer.codec
-    Quantize(bits=8, block_size=256, rounding='stochastic')
+    Quantize(bits=8, block_size=256, rounding='stochastic', scale='max')
 """
 
 from __future__ import annotations

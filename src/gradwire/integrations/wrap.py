@@ -36,7 +36,8 @@ def wrap(model: nn.Module, loss: Loss | None = None, **ddp_options: Any) -> DDP:
         ddp_options: Passed on; a `bucket_cap_mb` among them is kept.
 
     Example:
-        >>> import tempfile, torch
+        >>> import tempfile
+        >>> import torch, torch.distributed as dist
         >>> store = dist.FileStore(tempfile.mktemp(), 1)
         >>> dist.init_process_group("gloo", store=store, rank=0, world_size=1)
         >>> wrap(torch.nn.Linear(64, 32)).bucket_bytes_cap >> 20
