@@ -67,7 +67,8 @@ def test_a_link_takes_its_time_once_for_all_ranks_sent_to():
         mailbox.exchange(1, dict.fromkeys(others, torch.ones(12_500)), boxes).result(20)
         return time.monotonic() - start
 
-    assert max(run_connected(3, body, link=Link(5e5, 0.05))) >= 0.24  # a rank that begins late waits less
+    # A rank that begins late waits less.
+    assert max(run_connected(3, body, link=Link(5e5, 0.05))) >= 0.24
 
 
 def test_sizes_that_differ_break_the_connection_in_words():
