@@ -102,7 +102,7 @@ def _pilot(
         return begin, None  # nothing that could be compressed
     if device_of(ddp).type != "cpu":
         return begin, None  # a GPU's times are not those at which its hooks are called
-    specs = [parse_reducer(name) for name in candidates(plan.auto)]
+    specs = [parse_reducer(name) for name in candidates(plan.auto, mailbox.world_size)]
     is_free = options.link is None
     machine = find_machine(mailbox, specs, is_kept=is_free)
     is_usual = all(p.dtype == "float32" and not p.is_sparse for p in parameters)
@@ -239,14 +239,14 @@ class _Hook:
 
 def _hook(state: _Hook, bucket: GradBucket) -> torch.futures.Future[Tensor]:
     """Start averaging a bucket; DDP calls this once per bucket, in order."""
-    arrived: torch.futures.Future[tuple[Tensor | None, BaseException | None]] = (
-        torch.futures.Future(devices=state.devices)
-    )
-    result = arrived.then(_unwrap)
     names = state.names(bucket)
     state.look(names, bucket)
     if state.sync.is_left_to_backend:
         return state.leave(names, bucket)
+    arrived: torch.futures.Future[tuple[Tensor | None, BaseException | None]] = (
+        torch.futures.Future(devices=state.devices)
+    )
+    result = arrived.then(_unwrap)
     state.sync.reduce(
         bucket.index(),
         bucket.buffer(),

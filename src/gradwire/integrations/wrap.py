@@ -58,7 +58,7 @@ def _advised(model: nn.Module, loss: Loss, ddp_options: dict[str, Any]) -> int:
     try:
         if mailbox.world_size == 1:
             return USUAL_CAP_MB
-        names = candidates(Auto())
+        names = candidates(Auto(), mailbox.world_size)
         specs = [parse_reducer(name) for name in names]
         machine = find_machine(mailbox, specs, is_kept=True)
         work = measure_workload(model, loss)
