@@ -26,7 +26,7 @@ from gradwire.integrations.agreement import Options, agree, device_of, stranger,
 from gradwire.integrations.clock import Clock
 from gradwire.integrations.machine import find_machine
 from gradwire.integrations.pilot import AutoPilot, Task, candidates
-from gradwire.plan import DENSE, Parameter, Plan
+from gradwire.plan import AUTO, DENSE, Parameter, Plan
 from gradwire.spec import Auto, LowRank, ReducerSpec, parse_reducer
 
 _WRAPPED_IN = ("_orig_mod", "module", "_forward_module", "model", "strategy")
@@ -57,7 +57,7 @@ def attach_ddp(
     group: DistGroup | None = None
     try:
         options = Options(link, check_every, on_step, mesh)
-        chosen, parameters = agree(ddp, plan, options, mailbox)
+        chosen, parameters = agree(ddp, AUTO if plan is None else plan, options, mailbox)
         device = device_of(ddp)
         group = _group(ddp, device)
         if link is not None:

@@ -13,6 +13,9 @@ _GIVEN_UP = (0.15, 0.08, ADVANTAGE, ADVANTAGE)
 """After each turn: plans slower than the fastest by more than this share are given up.
 One turn is certain to about 8 % where several ranks share cores."""
 
+_PLAIN_GIVEN_UP = (0.15, 0.15, 0.10, ADVANTAGE)
+"""The same of float32 and bfloat16, against which the others have to prove something."""
+
 
 class Trial:
     """Compares plans turn by turn.
@@ -54,16 +57,20 @@ class Trial:
         """Take one turn: the times of steps by plan; give up what is far behind."""
         for contender in self.left:
             self._turns[contender.name].append(median(periods_s[contender.name]))
-        limit = 1 + _GIVEN_UP[self._count]
-        self._count += 1
         fastest = self._fastest()
-        self.left = tuple(c for c in self.left if self._ratio(c, fastest) <= limit)
+        self.left = tuple(
+            c for c in self.left if self._ratio(c, fastest) <= 1 + self._given_up_at(c)
+        )
+        self._count += 1
 
     def best(self) -> Contender:
         """Return the most exact of those that are close to the fastest."""
         fastest = self._fastest()
         close = [c for c in self.left if self._is_close(c, fastest)]
         return min(close, key=lambda c: c.error)
+
+    def _given_up_at(self, contender: Contender) -> float:
+        return (_PLAIN_GIVEN_UP if contender.name in PLAIN else _GIVEN_UP)[self._count]
 
     def _fastest(self) -> Contender:
         step_s = self.step_s
