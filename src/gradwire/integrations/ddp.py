@@ -25,8 +25,9 @@ from gradwire.engine.synchronizer import Synchronizer
 from gradwire.integrations.agreement import Options, agree, device_of, stranger, trained
 from gradwire.integrations.clock import Clock
 from gradwire.integrations.machine import find_machine
-from gradwire.integrations.pilot import AutoPilot, Task, candidates
+from gradwire.integrations.pilot import AutoPilot, Task
 from gradwire.plan import AUTO, DENSE, Parameter, Plan
+from gradwire.planner.shortlist import candidates
 from gradwire.spec import Auto, LowRank, ReducerSpec, parse_reducer
 
 _WRAPPED_IN = ("_orig_mod", "module", "_forward_module", "model", "strategy")

@@ -167,7 +167,7 @@ class _Reading:
 def _given(plan: Plan) -> Plan:
     """Refuse a plan that is chosen from what steps of DDP take."""
     if plan.auto is not None:
-        allowed = "a fixed plan, or adaptive: \"aqgb\" gives each layer what can be hidden"
+        allowed = 'a fixed plan, or adaptive: "aqgb" gives each layer what can be hidden'
         raise SpecError("plan", "auto", allowed)
     return plan
 

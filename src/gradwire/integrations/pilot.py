@@ -14,19 +14,18 @@ from gradwire.comm.base import Mailbox
 from gradwire.engine.scheme import Scheme
 from gradwire.engine.stats import StepStats
 from gradwire.engine.switch import Order, Switch
-from gradwire.hardware import Hardware, Line, LinkSpeed
+from gradwire.hardware import Hardware
 from gradwire.integrations.clock import Clock, workload_of
 from gradwire.integrations.machine import Machine
 from gradwire.measure.errors import measure_errors
 from gradwire.plan import DENSE, Parameter, Plan
 from gradwire.planner.choice import Choice, advice_of, name_of, reason_of
-from gradwire.planner.drift import DRIFT, drifted
-from gradwire.planner.errors import NORMAL_ERRORS
-from gradwire.planner.select import CANDIDATES, CAPS_BYTES, Decision, Limits, select_plan
-from gradwire.planner.shortlist import Contender, shortlist
+from gradwire.planner.drift import DRIFT, drifted, moved
+from gradwire.planner.select import CAPS_BYTES, Decision, Limits, select_plan
+from gradwire.planner.shortlist import Contender, candidates, shortlist
 from gradwire.planner.step import Setting
 from gradwire.planner.trial import Trial
-from gradwire.spec import Auto, parse_reducer, spec_name
+from gradwire.spec import parse_reducer
 
 WARMUP_STEPS = 2
 """DDP rebuilds its buckets after the first step."""
@@ -34,35 +33,9 @@ WARMUP_STEPS = 2
 _WINDOW = 3
 """Steps of a look at the costs."""
 
-_PAIR = 2
-
 Orders = Generator[Order, None, None]
 Errors = dict[str, dict[str, float]]
 _T = TypeVar("_T")
-
-
-def candidates(auto: Auto, world_size: int) -> tuple[str, ...]:
-    """Return what is worth measuring: codecs that may keep to the error allowed.
-
-    Low rank depends on the gradients alone. A codec that loses twice as much on
-    normal values may still do on others. Two ranks may send each other all they
-    have: the same bytes as in two phases, rounded once and waited for once.
-
-    Example:
-        >>> [name for name in candidates(Auto(), 2) if "int6" in name]
-        ['int6', 'int6@broadcast']
-        >>> "int6@broadcast" in candidates(Auto(), 4), "int2" in candidates(Auto(), 4)
-        (False, False)
-    """
-    return tuple(
-        name
-        for name in CANDIDATES
-        if (world_size == _PAIR or "@" not in name)
-        and (
-            name.startswith("low_rank")
-            or NORMAL_ERRORS.get(spec_name(parse_reducer(name)), 1.0) <= 2 * auto.max_error
-        )
-    )
 
 
 class Task(NamedTuple):
@@ -101,6 +74,7 @@ class AutoPilot:
         self._plan = plan
         self._auto = plan.auto
         self._task = task
+        self._names = candidates(plan.auto, task.world_size)
         self._machine = machine
         self.clock = Clock() if mailbox.rank == 0 else None
         self.switch = Switch(mailbox, self._lead if self.clock is not None else None)
@@ -145,7 +119,7 @@ class AutoPilot:
         yield Order(None, 1)
         self.clock.is_sampling = False
         steps = range(self._step - self._auto.observed_steps, self._step)
-        errors = self._submit(_errors, dict(self.clock.samples), candidates(self._auto, self._task.world_size))
+        errors = self._submit(_errors, dict(self.clock.samples), self._names)
         self.clock.samples.clear()
         yield from _until(errors)
         self._observed = self._costs(steps)
@@ -161,7 +135,11 @@ class AutoPilot:
     ) -> Orders:
         """Plan in the background, try what is close, and settle."""
         setting = self._setting(steps, hardware)
-        limits = Limits(self._auto.max_error, candidates(self._auto, self._task.world_size), (self._task.cap_bytes,))
+        limits = Limits(
+            self._auto.max_error,
+            self._names,
+            (self._task.cap_bytes,),
+        )
         planning = self._submit(_decide, setting, errors or {}, limits, current)
         yield from _until(planning)
         own, free, close = planning.result()
@@ -231,7 +209,7 @@ class AutoPilot:
             steps = range(self._step - _WINDOW, self._step)
             costs = self._costs(steps)
             before = before or costs
-            hardware = _moved(self._machine.hardware, before, costs)
+            hardware = moved(self._machine.hardware, before, costs)
             is_moved = bool(drifted(self._machine.hardware, hardware))
             if is_moved and has_moved:
                 return steps, hardware
@@ -257,7 +235,7 @@ class AutoPilot:
                 plain, count = self._plan, self._auto.observed_steps
                 yield Order(Plan.of(self._auto, seed=plain.seed), WARMUP_STEPS + count)
                 steps = range(self._step - count, self._step)
-                hardware = _moved(self._machine.hardware, self._observed, self._costs(steps))
+                hardware = moved(self._machine.hardware, self._observed, self._costs(steps))
                 if drifted(self._machine.hardware, hardware):
                     self._observed = self._costs(steps)
                     return steps, hardware
@@ -300,27 +278,3 @@ def _decide(
     if current is not None and own.plan == current:
         return own, free, (Contender("kept", current, own.prediction.step_s, 0.0),)
     return own, free, shortlist(own, errors, limits)
-
-
-def _moved(hardware: Hardware, before: tuple[float, float], now: tuple[float, float]) -> Hardware:
-    """Return the hardware whose costs have changed as those of a step have."""
-    link, codec = (b / a if a and b else 1.0 for a, b in zip(before, now, strict=True))
-
-    def slower(speed: LinkSpeed) -> LinkSpeed:
-        rate = speed.bandwidth_bytes_per_s / link
-        lines = {k: _times(v, link) for k, v in speed.collectives.items()}
-        return replace(
-            speed,
-            latency_s=speed.latency_s * link,
-            bandwidth_bytes_per_s=rate,
-            collectives=lines,
-        )
-
-    kernels = {name: _times(line, codec) for name, line in hardware.kernels.items()}
-    return replace(
-        hardware, kernels=kernels, within=slower(hardware.within), between=slower(hardware.between)
-    )
-
-
-def _times(line: Line, factor: float) -> Line:
-    return Line(line.fixed_s * factor, line.s_per_byte * factor, line.spread)

@@ -6,11 +6,11 @@ from typing import NamedTuple
 
 from gradwire.errors import SpecError
 from gradwire.plan import Plan
-from gradwire.planner.errors import Errors, relative_error
+from gradwire.planner.errors import NORMAL_ERRORS, Errors, relative_error
 from gradwire.planner.search import takes
-from gradwire.planner.select import Decision, Limits
+from gradwire.planner.select import CANDIDATES, Decision, Limits
 from gradwire.planner.step import predict, predict_plain
-from gradwire.spec import ReducerSpec, spec_name
+from gradwire.spec import Auto, ReducerSpec, parse_reducer, spec_name
 
 WITHIN = 0.12
 """Plans predicted to be slower by more than this share than the best are not tried:
@@ -21,6 +21,32 @@ PLAIN_WITHIN = 0.25
 
 MOST = 4
 """So many are tried at most."""
+
+_PAIR = 2
+
+
+def candidates(auto: Auto, world_size: int) -> tuple[str, ...]:
+    """Return what is worth measuring: codecs that may keep to the error allowed.
+
+    Low rank depends on the gradients alone. A codec that loses twice as much on
+    normal values may still do on others. Two ranks may send each other all they
+    have: the same bytes as in two phases, rounded once and waited for once.
+
+    Example:
+        >>> [name for name in candidates(Auto(), 2) if "int6" in name]
+        ['int6', 'int6@broadcast']
+        >>> "int6@broadcast" in candidates(Auto(), 4), "int2" in candidates(Auto(), 4)
+        (False, False)
+    """
+    return tuple(
+        name
+        for name in CANDIDATES
+        if (world_size == _PAIR or "@" not in name)
+        and (
+            name.startswith("low_rank")
+            or NORMAL_ERRORS.get(spec_name(parse_reducer(name)), 1.0) <= 2 * auto.max_error
+        )
+    )
 
 
 class Contender(NamedTuple):

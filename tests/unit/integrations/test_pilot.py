@@ -10,9 +10,10 @@ from gradwire.comm.local import run_ranks
 from gradwire.engine.synchronizer import Synchronizer
 from gradwire.hardware import Device, Hardware, Line, LinkSpeed
 from gradwire.integrations.machine import Machine
-from gradwire.integrations.pilot import AutoPilot, Task, candidates
+from gradwire.integrations.pilot import AutoPilot, Task
 from gradwire.plan import Parameter, Plan
 from gradwire.planner.choice import name_of
+from gradwire.planner.shortlist import candidates
 from gradwire.spec import Auto, Entry
 
 PARAMETERS = [Parameter("a", Entry(1, (256, 256))), Parameter("b", Entry(2, (64, 128)))]
