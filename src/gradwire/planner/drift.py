@@ -56,7 +56,8 @@ def moved(hardware: Hardware, before: tuple[float, float], now: tuple[float, flo
     Example:
         >>> from gradwire.hardware import Device
         >>> link = LinkSpeed(0.0, 1e9)
-        >>> moved(Hardware(Device(), {}, link, link), (1.0, 1.0), (2.0, 1.0)).within.bandwidth_bytes_per_s
+        >>> now = moved(Hardware(Device(), {}, link, link), (1.0, 1.0), (2.0, 1.0))
+        >>> now.within.bandwidth_bytes_per_s
         500000000.0
     """
     link, codec = (b / a if a and b else 1.0 for a, b in zip(before, now, strict=True))
