@@ -261,7 +261,7 @@ class Overlap:
         """
         self.synchronize()
         feedback = self._sender.feedback
-        state = pack(self.rank, self.world_size, self._step, self.plan, feedback)
+        state = pack(self.rank, self.world_size, self._step, self.plan, feedback.tensors())
         state[f"rank{self.rank}"] |= self._sender.state()
         return state
 
