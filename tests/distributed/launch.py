@@ -26,6 +26,9 @@ import torch._dynamo  # each child would import it at its first optimizer step, 
 import torch.distributed as dist
 
 T = TypeVar("T")
+NEVER_S = 600.0
+"""A group's time limit that ends no wait within a test: what ends then was told."""
+
 _GRACE_S = 1.0
 _POLL_S = 0.05
 _STACKS_S = 5.0
