@@ -148,7 +148,11 @@ class Scheme:
         return self.feedback.tensors() | ({"owed": owed} if owed else {})
 
     def load(self, saved: Mapping[str, Any], scale: float | None) -> None:
-        """Take over what `tensors` returned: times `scale`, or warm starts only if it is None.
+        """Take over what `tensors` returned.
+
+        Args:
+            saved: Residuals, warm starts and what is owed.
+            scale: Factor of residuals; None for warm starts only.
 
         Raises:
             StateError: A tensor has another shape than the parameter.

@@ -35,7 +35,7 @@ def one_layer(link, *, ranks=4, limits=None, errors=None, **speeds):
 def test_nothing_is_compressed_where_the_link_is_fast():
     decision = one_layer(LinkSpeed(1e-6, 1e11))
     assert decision.plan == Plan.of("none")
-    assert decision.reason.startswith("nothing is more than 2% faster than none")
+    assert decision.reason.startswith("nothing is more than 5% faster than none")
 
 
 def test_fewest_bits_within_the_allowed_error_where_the_link_is_slow():
