@@ -86,6 +86,7 @@ class LayerExchange:
         self.done.set_running_or_notify_cancel()
         self.started_s = time.perf_counter()
         self.traffic: list[Traffic] = []
+        self.codec_s = 0.0  # of a core: what a span took may be others' work
         self.codec_spans: list[tuple[Kind, float, float]] = []
         self.measured = Measured()
         self._values = layer.buffer
@@ -156,7 +157,7 @@ class LayerExchange:
         stage: Kind = "encode"
         failure: Exception | None = None
         while True:
-            start = time.perf_counter()
+            start, used = time.perf_counter(), time.thread_time()
             try:
                 with record_function(f"gradwire::{stage}"):
                     pending = steps.throw(failure) if failure else next(steps)
@@ -164,6 +165,7 @@ class LayerExchange:
                 return
             finally:
                 self.codec_spans.append((stage, start, time.perf_counter()))
+                self.codec_s += time.thread_time() - used
             stage, failure = "decode", None
             try:
                 yield pending
