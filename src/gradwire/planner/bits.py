@@ -39,7 +39,7 @@ class Option(NamedTuple):
         bits: Its level; None for a way out of another kind.
         cost: What it takes from the budgets; a whole number.
         error: Squared error it leaves.
-        name: Which way: `"bits"`, `"sparse"` or `"later"`.
+        name: Which way: `"bits"` or `"sparse"`.
     """
 
     bits: int | None
