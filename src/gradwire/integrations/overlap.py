@@ -127,6 +127,7 @@ def start(
         settings: Everything else.
     """
     model = getattr(model, "_orig_mod", model)
+    mailbox.measure_latency()
     _copy_from_first(model, mailbox)
     table = find_layers(model, optimizers)
     if settings.controller is None and plan.adaptive is not None:
