@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
+from dataclasses import fields, replace
 from typing import Any, Literal
 
 from gradwire.errors import SpecError, UnknownIdError
@@ -27,10 +27,11 @@ _SELECTIONS: dict[str, Literal["threshold", "exact", "random"]] = {
 }
 _QSGD = {f"qsgd{bits}" for bits in range(2, MAX_BITS + 1)}
 _PLANES = {f"planes{bits}" for bits in range(2, MAX_BITS + 1)}
+_ROTATED = {f"hadamard{bits}" for bits in range(1, MAX_BITS + 1)}
 _SHORT_FORMS = (
     *("none", "bf16", "fp16", "fp8", "fp8_e5m2"),
     *(f"int{bits}" for bits in range(MAX_BITS, 0, -1)),
-    *("qsgd4[:block_size]", "planes8[:planes]"),
+    *("qsgd4[:block_size]", "planes8[:planes]", "hadamard4[:block_size]"),
     *("sign", "topk[:density]", "threshold[:density]", "random_k[:density]", "low_rank[:rank]"),
 )
 
@@ -49,7 +50,8 @@ def parse_reducer(text: str) -> ReducerSpec:
             keeps it to the links between nodes, `@hierarchical:8` of 8 ranks.
             `qsgd2` ... `qsgd8` are QSGD as published: L2 norms of blocks of
             512 (or the number after a colon), by broadcast and without
-            feedback. `planes8:4` sends the first 4 bit planes of 8.
+            feedback. `hadamard1` ... `hadamard8` rotate blocks of 256 (or the
+            number after a colon) first. `planes8:4` sends the first 4 bit planes of 8.
             `int2` rounds to nearest and `int1` has no feedback, for with
             stochastic rounding their residuals would grow without end.
 
@@ -115,6 +117,10 @@ def _parse_codec(text: str, name: str, number: str) -> CodecSpec:
         return Quantize(int(name[3:]), rounding="nearest" if name == "int2" else "stochastic")
     if name in _QSGD:
         return Quantize(int(name[4:]), _whole("spec", text, number, 512), scale="l2")
+    if name in _ROTATED:
+        block_size = _whole("spec", text, number, 256)
+        plain = _parse_codec(text, f"int{name[8:]}", "")
+        return replace(plain, block_size=block_size, rotation="hadamard")
     if name in _PLANES:
         return BitPlanes(int(name[6:]), _whole("spec", text, number, int(name[6:])))
     if name in _SELECTIONS:
@@ -151,6 +157,8 @@ def codec_name(codec: CodecSpec) -> str:
         case Float():
             return next(name for name, form in _FLOATS.items() if form == codec.format)
         case Quantize():
+            if codec.rotation == "hadamard":
+                return f"hadamard{codec.bits}"
             return f"qsgd{codec.bits}" if codec.scale == "l2" else f"int{codec.bits}"
         case BitPlanes():
             return f"planes{codec.bits}:{codec.planes}"

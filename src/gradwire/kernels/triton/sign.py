@@ -9,6 +9,7 @@ from torch import Tensor
 from gradwire.kernels.triton.blocks import (
     clear_paddings,
     from_row,
+    groups_of,
     keep_lost,
     load_owed,
     load_scales,
@@ -95,8 +96,7 @@ def encode_kernel(
     scales_ptr = from_row(scales_ptr, row, 6, start // BLOCK, False)
     store_values(scales_ptr, block, scale, (left + BLOCK - 1) // BLOCK, is_full)
     words_ptr = from_row(words_ptr, row, 7, start // 32, True)
-    g = tl.arange(0, BLOCKS * GROUPS)
-    group = g // GROUPS * (BLOCK // 256) + g % GROUPS
+    group = groups_of(BLOCKS, BLOCK, CHUNK)
     place = block[:, None] * BLOCK + tl.arange(0, CHUNK)[None, :]
     for chunk in range(BLOCK // CHUNK):
         index = place + chunk * CHUNK
