@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from gradwire.kernels import (
+    checks,
     cpu,
     ops,
     reference,

@@ -95,7 +95,7 @@ def faster(lines: Mapping[str, Line], num_bytes: int = _TYPICAL_BYTES) -> dict[s
         {'hadamard': 'plain'}
     """
     return {
-        step: min(FORMS, key=lambda form: lines[line_name(step, form)].time_s(num_bytes))  # noqa: B023 - called here
+        step: min(FORMS, key=lambda form: lines[line_name(step, form)].time_s(num_bytes))
         for step in USUAL
         if all(line_name(step, form) in lines for form in FORMS)
     }

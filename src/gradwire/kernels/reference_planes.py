@@ -112,7 +112,9 @@ def planes_decode(
     """
     rows = checks.check_rows(segments, out, None, block_size)
     numels = [row[2] for row in rows]
-    checks.check_size("planes_decode", payloads, BitPlanes(bits, planes, block_size).num_bytes(numels))
+    checks.check_size(
+        "planes_decode", payloads, BitPlanes(bits, planes, block_size).num_bytes(numels)
+    )
     sizes = [packed_bytes(n, 1) for n in numels]
     scale_bytes = align(4 * sum(num_blocks(n, block_size) for n in numels))
     for row in payloads if rows else payloads[:0]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import functools
 import os
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,9 +18,11 @@ import torch
 from torch import Tensor
 
 from gradwire.errors import BackendError, SpecError
+from gradwire.hardware import Line
 from gradwire.kernels import (
     cpu,
     cuda,
+    forms,
     ops,
     reference,
     reference_float,
@@ -168,6 +170,23 @@ def report() -> Report:
     native = any(choice.backend == "native" for choice in _CHOICES)
     isa = cpu.ISA_LEVELS[cpu.isa()] if native else None
     return Report(_REQUESTED, isa, _CHOICES, cuda_choices())
+
+
+def use_faster_forms(lines: Mapping[str, Line]) -> dict[str, forms.Form]:
+    """Let each kernel that exists twice run in the form that was measured as faster.
+
+    Forms sum in different orders, so all ranks have to be given the same lines.
+
+    Args:
+        lines: Measured kernels of `Hardware`.
+
+    Example:
+        >>> use_faster_forms({"hadamard, plain": Line(0, 1e-9), "hadamard, matrix": Line(0, 2e-9)})
+        {'hadamard': 'plain'}
+    """
+    chosen = forms.faster(lines)
+    forms.use(chosen)
+    return chosen
 
 
 def _register() -> None:

@@ -89,6 +89,12 @@ def magnitudes(values):
 
 
 @triton.jit
+def signed(size, negative):
+    """Give sizes their sign; Triton's own minus turns 0.0 into 0.0, not -0.0."""
+    return tl.where(negative, size * -1.0, size)
+
+
+@triton.jit
 def peaks_of(
     x_ptr,
     residual_ptr,

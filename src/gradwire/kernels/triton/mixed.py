@@ -83,9 +83,7 @@ def _decoded(sender, place, start, left, is_full, GROUPS: tl.constexpr, NATIVE: 
         value = _levels(address, form, first, left, start, GROUPS)
     if form >= _FLOAT16:
         scales = address.to(tl.pointer_type(tl.float32)) + tl.load(place + 6)
-        scale = tl.load(
-            scales + (start + group * 256) // block, mask=group * 256 < left, other=0.0
-        )
+        scale = tl.load(scales + (start + group * 256) // block, mask=group * 256 < left, other=0.0)
         value = value * scale[:, None]
     return value
 

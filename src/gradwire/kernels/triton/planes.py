@@ -18,6 +18,7 @@ from gradwire.kernels.triton.blocks import (
     packed_words,
     peaks_of,
     scale_to,
+    signed,
     store_values,
     tile_of,
     unpack,
@@ -63,7 +64,7 @@ def _encode_chunk(
     negative = level < 0
     top = tl.abs(level) >> (BITS - PLANES)
     size = _middles(top, BITS - PLANES) * scale[:, None]
-    lost = value - tl.where(negative, -size, size)
+    lost = value - signed(size, negative)
     keep_lost(residual_ptr, index, lost, settled, gain, left, is_full, FEEDBACK)
     limit = packed_words(left, 1)
     N: tl.constexpr = group.shape[0] * 256
@@ -167,7 +168,7 @@ def _decoded(
         top = top * 2 + unpack(words_ptr, group, limit, is_full, 1)
     scale = load_scales(scales_ptr, group, within, left, is_full, BLOCK)[:, None]
     size = tl.reshape(_middles(top, BITS - planes), (GROUPS, 256)) * scale
-    return tl.where(tl.reshape(negative, (GROUPS, 256)) > 0, -size, size)
+    return signed(size, tl.reshape(negative, (GROUPS, 256)) > 0)
 
 
 @triton.jit(do_not_specialize=["count"])

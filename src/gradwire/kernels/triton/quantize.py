@@ -57,9 +57,7 @@ def noise_of(stream, block, index, BITS: tl.constexpr):
 
 
 @triton.jit
-def levels_of(
-    value, scale, inverse, lift, noise, BITS: tl.constexpr, FRACTION: tl.constexpr
-):
+def levels_of(value, scale, inverse, lift, noise, BITS: tl.constexpr, FRACTION: tl.constexpr):
     """Return the codes of values, what they decode to, and whether the block is finite."""
     BIAS: tl.constexpr = 0.5 if BITS == 1 else 2.0 ** (BITS - 1)
     OFFSET: tl.constexpr = 1 << (FRACTION - 1) if BITS == 1 else 1 << (FRACTION + BITS - 1)
@@ -177,7 +175,7 @@ def encode_kernel(
     group = groups_of(BLOCKS, BLOCK, CHUNK)
     for chunk in range(BLOCK // CHUNK):
         here = index + chunk * CHUNK
-        if BLOCK == CHUNK:
+        if BLOCK == CHUNK and not L2:
             v = value
         else:
             v = load_owed(x_ptr, residual_ptr, here, left, is_full, FEEDBACK)

@@ -61,7 +61,13 @@ def _agrees(op, segments, spec, details, x, device, modes=tuple(FEEDBACK)):
     payloads = [
         _encoded(f"{op}_encode", segments, details, size, x, mode, device) for mode in modes
     ]
-    decoding = details[1:-1] if op in ("quantize", "rotated") else details[1:] if op == "planes" else details
+    decoding = (
+        details[1:-1]
+        if op in ("quantize", "rotated")
+        else details[1:]
+        if op == "planes"
+        else details
+    )
     _decodes_alike(f"{op}_decode", segments, decoding, torch.stack(payloads), device)
 
 
