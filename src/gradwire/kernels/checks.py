@@ -76,12 +76,22 @@ def check_size(what: str, payload: Tensor, expected_bytes: int) -> None:
 
 
 def check_tensor(name: str, tensor: Tensor, dtype: torch.dtype, ndim: int = 1) -> None:
+    """Check dtype, number of dimensions and layout.
+
+    Raises:
+        SpecError: It does not fit the op.
+    """
     if tensor.dtype != dtype or tensor.ndim != ndim or not tensor.is_contiguous():
         found = f"{tensor.dtype} {list(tensor.shape)}"
         raise SpecError(name, found, f"{dtype}, {ndim}-D and contiguous")
 
 
 def check_segments(segments: Tensor) -> None:
+    """Check the table of stretches.
+
+    Raises:
+        SpecError: It does not fit the op.
+    """
     check_tensor("segments", segments, torch.int64, 2)
     if segments.shape[1] != 5 or segments.device.type not in ("cpu", "meta"):  # noqa: PLR2004 - see Row
         found = f"{list(segments.shape)} on {segments.device}"
@@ -91,6 +101,11 @@ def check_segments(segments: Tensor) -> None:
 def check_encode(
     x: Tensor, segments: Tensor, residual: Tensor | None, gain: float, payload: Tensor
 ) -> None:
+    """Check what all encoders take.
+
+    Raises:
+        SpecError: It does not fit the op.
+    """
     check_tensor("x", x, torch.float32)
     check_segments(segments)
     check_tensor("payload", payload, torch.uint8)
@@ -101,6 +116,11 @@ def check_encode(
 
 
 def check_decode(payloads: Tensor, segments: Tensor, divisor: float, out: Tensor) -> None:
+    """Check what all decoders take.
+
+    Raises:
+        SpecError: It does not fit the op.
+    """
     check_tensor("payloads", payloads, torch.uint8, 2)
     check_segments(segments)
     check_tensor("out", out, torch.float32)
@@ -111,6 +131,11 @@ def check_decode(payloads: Tensor, segments: Tensor, divisor: float, out: Tensor
 
 
 def check_capacity_table(segments: Tensor, capacities: Tensor) -> None:
+    """Check that there is a capacity for each stretch.
+
+    Raises:
+        SpecError: It does not fit the op.
+    """
     check_tensor("capacities", capacities, torch.int64)
     if capacities.shape[0] != segments.shape[0]:
         raise SpecError("capacities", list(capacities.shape), f"[{segments.shape[0]}]")
@@ -152,6 +177,11 @@ def check_levels(rows: Sequence[Row], levels: Tensor) -> None:
 
 
 def check_shared(x: Tensor, segments: Tensor, peaks: Tensor, bits: int, block_size: int) -> None:
+    """Check what ops with shared scales take.
+
+    Raises:
+        SpecError: It does not fit the op.
+    """
     check_tensor("x", x, torch.float32)
     check_segments(segments)
     check_tensor("peaks", peaks, torch.int32)
@@ -159,6 +189,11 @@ def check_shared(x: Tensor, segments: Tensor, peaks: Tensor, bits: int, block_si
 
 
 def check_sums(name: str, sums: Tensor) -> None:
+    """Check the dtype of sums of levels.
+
+    Raises:
+        SpecError: It does not fit the op.
+    """
     if sums.dtype not in (torch.int8, torch.int16, torch.int32):
         raise SpecError(f"dtype of {name}", sums.dtype, "int8, int16 or int32")
     check_tensor(name, sums, sums.dtype)

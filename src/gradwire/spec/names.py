@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import fields, replace
+from dataclasses import fields
 from typing import Any, Literal
 
 from gradwire.errors import SpecError, UnknownIdError
@@ -28,6 +28,9 @@ _SELECTIONS: dict[str, Literal["threshold", "exact", "random"]] = {
 _QSGD = {f"qsgd{bits}" for bits in range(2, MAX_BITS + 1)}
 _PLANES = {f"planes{bits}" for bits in range(2, MAX_BITS + 1)}
 _ROTATED = {f"hadamard{bits}" for bits in range(1, MAX_BITS + 1)}
+_TERNARY = 2
+"""Bits of levels -1, 0 and 1, which are rounded to nearest: see `Quantize.is_contraction`."""
+
 _SHORT_FORMS = (
     *("none", "bf16", "fp16", "fp8", "fp8_e5m2"),
     *(f"int{bits}" for bits in range(MAX_BITS, 0, -1)),
@@ -115,17 +118,22 @@ def _parse_codec(text: str, name: str, number: str) -> CodecSpec:
         return Sign()
     if name.startswith("int") and name[3:].isdecimal() and not number:
         return Quantize(int(name[3:]), rounding="nearest" if name == "int2" else "stochastic")
-    if name in _QSGD:
-        return Quantize(int(name[4:]), _whole("spec", text, number, 512), scale="l2")
-    if name in _ROTATED:
-        block_size = _whole("spec", text, number, 256)
-        plain = _parse_codec(text, f"int{name[8:]}", "")
-        return replace(plain, block_size=block_size, rotation="hadamard")
+    if name in _QSGD or name in _ROTATED:
+        return _parse_levels(text, name, number)
     if name in _PLANES:
         return BitPlanes(int(name[6:]), _whole("spec", text, number, int(name[6:])))
     if name in _SELECTIONS:
         return Sparse(_parameter(text, number, 0.01), _SELECTIONS[name])
     raise UnknownIdError("spec", text, _SHORT_FORMS)
+
+
+def _parse_levels(text: str, name: str, number: str) -> Quantize:
+    if name in _QSGD:
+        return Quantize(int(name[4:]), _whole("spec", text, number, 512), scale="l2")
+    bits, block_size = int(name[8:]), _whole("spec", text, number, 256)
+    return Quantize(
+        bits, block_size, "nearest" if bits == _TERNARY else "stochastic", "max", "hadamard"
+    )
 
 
 def _whole(field: str, text: str, number: str, default: int) -> int:

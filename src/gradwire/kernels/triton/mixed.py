@@ -57,9 +57,8 @@ def _levels(address, form, first, left, start, GROUPS: tl.constexpr):
 def _decoded(sender, place, start, left, is_full, GROUPS: tl.constexpr, NATIVE: tl.constexpr):
     """Return the values of one payload's groups.
 
-    Args:
-        sender: Its line in the table of payloads: address, format, block size.
-        place: The stretch's line in the table of its layout.
+    `sender` is its line in the table of payloads: address, format, block size.
+    `place` is the stretch's line in the table of its layout.
     """
     address, form, block = tl.load(sender), tl.load(sender + 1), tl.load(sender + 2)
     first = tl.load(place + 7)

@@ -70,7 +70,7 @@ def encode_kernel(
     FEEDBACK: tl.constexpr,
     ALIGNED: tl.constexpr,
 ):
-    """Encode `BLOCKS` blocks of one stretch in one read; CHUNK is BLOCK, `turn` its root's share."""
+    """Encode `BLOCKS` blocks in one read; CHUNK is BLOCK, `turn` normalises."""
     FRACTION: tl.constexpr = 16 if BITS <= 6 else 12
     LARGEST: tl.constexpr = 0.5 if BITS == 1 else 2.0 ** (BITS - 1) - 1
     LIMIT: tl.constexpr = 0x7F000000 if BITS == 1 else 0x7F800000
