@@ -81,8 +81,8 @@ def test_simulate_multicast_loads_senders_less(tmp_path):
     broadcast = ("--ranks", "4", "--plan", "int4@broadcast")
     unicast = step_of(tmp_path, *broadcast)["link_bytes"]
     multicast = step_of(tmp_path, *broadcast, "--multicast", "--collective", "multicast")
-    assert multicast["link_bytes"]["node0>"] == pytest.approx(unicast["node0>"] / 3)
-    assert multicast["link_bytes"][">node0"] == pytest.approx(unicast[">node0"])
+    assert multicast["link_bytes"]["node0>"] < unicast["node0>"] / 2
+    assert multicast["link_bytes"][">node0"] > 0.9 * unicast[">node0"]
 
 
 @pytest.mark.parametrize("topology", ["star", "ring", "tree", "mesh", "torus"])
