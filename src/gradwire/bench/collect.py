@@ -159,5 +159,9 @@ class CellCollector:
 
 
 def _slowest(by_rank: Iterable[Sequence[StepTimes]]) -> tuple[StepTimes, ...]:
-    """Return each step of the rank that was slowest in it."""
-    return tuple(max(step, key=lambda s: s.total_s) for step in zip(*by_rank, strict=True))
+    """Return the steps of the rank that took longest for all of them.
+
+    Not the slowest rank of each step: a step that begins late on one rank and
+    ends late on another would be longer than training takes for it.
+    """
+    return max(by_rank, key=lambda steps: sum(s.total_s for s in steps))

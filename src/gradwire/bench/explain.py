@@ -11,6 +11,7 @@ from gradwire.spec import AllReduce, Entry, sent_bytes, spec_name
 from gradwire.workload import Workload
 
 _FLOAT_BITS = 32
+_NAMES = {"none": "float32"}
 
 
 def explained(mode: ModeResult, workload: Workload, ranks: int) -> ModeResult:
@@ -48,7 +49,11 @@ def _reasons(plan: Plan, workload: Workload, ranks: int) -> tuple[str, ...]:
         reducer, reason = assigned[p.name]
         numels[spec_name(reducer), reason or "as the plan asks"].append(p.entry.numel)
     return tuple(
-        f"{name} for {len(sizes)} parameter{'s' * (len(sizes) > 1)} of {sum(sizes):,} values"
-        f" together: {reason}"
+        f"{_NAMES.get(name, name)} for {_count(sizes)}: {reason}"
         for (name, reason), sizes in numels.items()
     )
+
+
+def _count(sizes: list[int]) -> str:
+    plural = "s" * (len(sizes) > 1)
+    return f"{len(sizes)} parameter{plural} of {sum(sizes):,} values together"

@@ -40,6 +40,7 @@ from gradwire.timeline import Kind, Span, Timeline
 _FIRST_LOOK_STEPS = 10
 """Costs are looked at right after a plan was chosen, in steps that are not left to DDP."""
 _NEVER_ALONE = ("nosync", "torchft", "hivemind")
+_ALONE_ROUNDS = 2
 _ALONE = 3
 """Share of a round that steps without network take: they spread less."""
 _TIMEOUT = timedelta(seconds=120)
@@ -79,8 +80,9 @@ def run_cell(job: CellJob, rank: int, rendezvous: str, tell: Tell) -> None:
     for number in range(job.rounds):
         for one in running:
             one.run_round(number, tell)
-        for one in alone:
-            one.run_alone(number, tell)
+        if number < _ALONE_ROUNDS:
+            for one in alone:
+                one.run_alone(number, tell)
     for one in running:
         one.finish(tell)
     for one in alone:
@@ -287,7 +289,7 @@ class _Mode:
         if self._rank == 0:
             if self._exchange.record is not None:
                 tell(Recorded(self.mode.name, *self._exchange.record()))
-            elif self._is_synchronised:
+            elif self._exchange.spans():
                 tell(Recorded(self.mode.name, {}, self._timeline()))
         self.close()
         tell(MethodDone(self.mode.name, parameters_digest(self._module)))
