@@ -14,10 +14,8 @@ from statistics import median
 
 import click
 
-from gradwire.bench.explain import explained
 from gradwire.bench.predict import repeated
-from gradwire.report.results import BenchResult, Cell
-from gradwire.workload import Workload
+from gradwire.report.results import BenchResult
 
 
 @click.command()
@@ -26,7 +24,7 @@ from gradwire.workload import Workload
 def main(path: Path, *, write: bool) -> None:
     """Print measured and predicted milliseconds a step, and how far they are apart."""
     result = BenchResult.from_json(path.read_text(encoding="utf-8"))
-    cells = tuple(map(_repeated, result.cells))
+    cells = tuple(map(repeated, result.cells))
     deviations = []
     print(f"{'cell':<32} {'mode':<16} {'measured':>14} {'predicted':>9} {'off':>7}")
     for cell in cells:
@@ -47,13 +45,6 @@ def main(path: Path, *, write: bool) -> None:
     )
     if write:
         path.write_text(replace(result, cells=cells).to_json() + "\n", encoding="utf-8")
-
-
-def _repeated(cell: Cell) -> Cell:
-    workload = Workload.from_json(cell.inputs["workload"])
-    fresh = replace(cell, modes=tuple(replace(m, why=()) for m in cell.modes))
-    modes = tuple(explained(m, workload, cell.ranks) for m in fresh.modes)
-    return repeated(replace(cell, modes=modes))
 
 
 if __name__ == "__main__":
