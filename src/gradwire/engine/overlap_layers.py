@@ -34,6 +34,7 @@ class Layer:
         buffer: Their gradients, 1-D, float32 (float64 for float64).
         views: The same, each in the shape of its parameter.
         turns: How many gradients it has averaged so far.
+        dropped: How many of them the user has thrown away after they had left.
         turn: Its gradient that is under way, if any.
     """
 
@@ -45,6 +46,7 @@ class Layer:
     buffer: Tensor
     views: tuple[Tensor, ...]
     turns: int = 0
+    dropped: int = 0
     turn: Turn | None = None
 
     @classmethod
