@@ -372,7 +372,10 @@ class Overlap:
 
     def _drop(self, turn: Turn) -> None:
         """Give up a gradient the user has thrown away."""
-        if turn.exchange is not None:
+        if turn.exchange is None:
+            turn.layer.turns -= 1  # it has not left: the next one takes its place
+        else:
+            turn.layer.dropped += 1
             self._guard.wait(str(turn), turn.exchange.done)
         turn.layer.turn = None
 
