@@ -8,12 +8,11 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Mapping
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from gradwire.comm.base import Pending
+from gradwire.comm.base import Pending, Rates
 from gradwire.comm.line import BYE, PING, Line
 from gradwire.comm.meter import BUFFERED_BYTES, Meter
 from gradwire.comm.shaped import Link, Port
@@ -21,18 +20,7 @@ from gradwire.errors import CollectiveError, SpecError
 
 _SETUP_TAG = 1 << 62
 _FAREWELL_S = 5.0
-
-
-class Rates(NamedTuple):
-    """What a rank has measured of its link; None where nothing was to be seen yet.
-
-    Attributes:
-        bandwidth_bytes_per_s: Payload rate at which it sent while it had something to send.
-        latency_s: Half of a round trip of an empty note, at best.
-    """
-
-    bandwidth_bytes_per_s: float | None
-    latency_s: float | None
+_PINGS = 3
 
 
 class PriorityMailbox:
@@ -173,12 +161,20 @@ class PriorityMailbox:
         for line in self._lines.values():
             line.note(PING, float("-inf"))
 
+    def measure_latency(self) -> None:
+        """Ping while nothing else is under way; whoever does not answer soon is left out."""
+        for _ in range(_PINGS):
+            self.ping()
+            end_s = time.monotonic() + _FAREWELL_S
+            for line in self._lines.values():
+                line.answered.wait(max(0.0, end_s - time.monotonic()))
+
     def rates(self) -> Rates:
         """Return what was measured, and cut packets to that."""
         bandwidth = self._meter.bytes_per_s()
         if bandwidth is not None:
             for line in self._lines.values():
-                line.set_rate(bandwidth)
+                line.set_rate(bandwidth, len(self._lines))
         trip_s = max((line.trip_s for line in self._lines.values()), default=0.0)
         return Rates(bandwidth, trip_s / 2 if trip_s < float("inf") else None)
 

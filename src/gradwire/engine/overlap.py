@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, NoReturn, TypeVar
 
 import torch
 
-from gradwire.comm.priority import PriorityMailbox
+from gradwire.comm.base import RankedMailbox
 from gradwire.control.base import NO_LOSSES, Controller
 from gradwire.engine.checkpoint import pack, residual_scale, unpack
 from gradwire.engine.overlap_clip import Clip
@@ -62,7 +62,7 @@ class Overlap:
         plan: Plan,
         table: LayerTable,
         updaters: Sequence[Updater],
-        mailbox: PriorityMailbox,
+        mailbox: RankedMailbox,
         settings: Settings,
     ) -> None:
         self.plan = plan
@@ -100,6 +100,19 @@ class Overlap:
     def world_size(self) -> int:
         """Number of ranks."""
         return self._mailbox.world_size
+
+    def incoming(self, layer: Layer, place: int, gradient: torch.Tensor) -> torch.Tensor | None:
+        """Put a gradient that is about to be accumulated into the layer's memory.
+
+        Returns:
+            A tensor that shares this memory, for the parameter to keep: nothing is
+            allocated or copied again. None where it must be accumulated as usual.
+        """
+        if self._is_accumulating or torch.is_grad_enabled() or not layer.accepts(gradient, place):
+            return None
+        view = layer.views[place]
+        view.copy_(gradient)
+        return view.data  # changes of its own are counted apart from ours
 
     def gradient(self, layer: Layer, place: int) -> None:
         """Take a gradient that was just accumulated; send the layer's when complete.
@@ -359,7 +372,10 @@ class Overlap:
 
     def _drop(self, turn: Turn) -> None:
         """Give up a gradient the user has thrown away."""
-        if turn.exchange is not None:
+        if turn.exchange is None:
+            turn.layer.turns -= 1  # it has not left: the next one takes its place
+        else:
+            turn.layer.dropped += 1
             self._guard.wait(str(turn), turn.exchange.done)
         turn.layer.turn = None
 
@@ -385,14 +401,14 @@ class Overlap:
         chosen = [i for i, is_used in enumerate(used) if is_used]
         with torch.no_grad():
             if turn.factor != 1.0:
-                layer.buffer.mul_(turn.factor)
-            gradients = [layer.views[i].to(layer.parameters[i].dtype) for i in chosen]
+                layer.mean.mul_(turn.factor)
+            gradients = [layer.means[i].to(layer.parameters[i].dtype) for i in chosen]
             parameters = [layer.parameters[i] for i in chosen]
         if chosen:
             self._updaters[layer.optimizer].update(groups, parameters, gradients)
 
 
-def _close(worker: Worker, mailbox: PriorityMailbox, under_way: set[Future[None]]) -> None:
+def _close(worker: Worker, mailbox: RankedMailbox, under_way: set[Future[None]]) -> None:
     wait(tuple(under_way), _DRAIN_S)  # the other ranks may need our part of it
     mailbox.close()  # what the worker still waits for then has an outcome
     worker.close()
