@@ -15,13 +15,16 @@ from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_
 from torch.nn.parallel import DistributedDataParallel
 
 import gradwire
+from gradwire.comm.echo import EchoMailbox
 from gradwire.comm.shaped import Link
 from gradwire.comm.shaped_group import ShapedGroup, new_shaped_group
 from gradwire.demo.settings import Method
-from gradwire.engine.overlap import Overlap
+from gradwire.engine.overlap import Overlap, Settings
 from gradwire.errors import UnknownIdError
-from gradwire.plan import Plan
-from gradwire.timeline import Timeline
+from gradwire.integrations import overlap
+from gradwire.integrations.ddp import attach_ddp
+from gradwire.plan import Plan, load_plan
+from gradwire.timeline import Span, Timeline
 
 
 def nothing() -> None:
@@ -54,6 +57,8 @@ class Exchange:
             are looked at.
         record: Returns bits by layer of the latest steps, and the last one's
             timeline, where those are kept.
+        spans: Returns what the last step encoded, sent and decoded, in seconds
+            of `time.perf_counter`.
         waits: Returns how long the last step's forward waited for gradients,
             and how long transfers ran under computation, where gradients may
             arrive after backward.
@@ -72,6 +77,7 @@ class Exchange:
     plan: Callable[[], Plan | None] = lambda: None
     settled: Callable[[], Settled | None] = lambda: None
     record: Callable[[], tuple[dict[str, float], Timeline]] | None = None
+    spans: Callable[[], tuple[Span, ...]] = tuple
 
 
 def wrap(
@@ -105,6 +111,35 @@ def wrap(
     if method.hook is not None:
         _register(ddp, method.hook, group)
     return Exchange(ddp, lambda: _take_group_bytes(group))
+
+
+def wrap_alone(
+    method: Method,
+    module: nn.Module,
+    optimiser: torch.optim.Optimizer,
+    group: dist.ProcessGroup,
+    world_size: int,
+) -> Exchange:
+    """Wrap a model as a method does, with an exchange that takes no time.
+
+    Args:
+        method: How gradients are exchanged.
+        module: The model.
+        optimiser: What updates it.
+        group: This rank and no other.
+        world_size: How many ranks are imitated, where gradwire exchanges.
+    """
+    if method.family != "gradwire":
+        ddp = _ddp(method, module, group)
+        if method.hook is not None:
+            _register(ddp, method.hook, group)
+        return Exchange(ddp, lambda: 0)
+    mailbox, plan = EchoMailbox(0, world_size), load_plan(method.plan)
+    if method.hook == "overlap":
+        engine = overlap.start(module, [optimiser], plan, mailbox, Settings(None, 0, None, None))
+        return _with_overlap(engine, module)
+    ddp = _ddp(method, module, group)
+    return Exchange(ddp, lambda: 0, attach_ddp(ddp, plan, mailbox=mailbox).close)
 
 
 def _ddp(
@@ -170,6 +205,7 @@ def _with_gradwire(
         is_ready=lambda: sync.plan.auto is None,
         plan=lambda: sync.plan,
         settled=settled,
+        spans=lambda: sync.stats().recent[-1].spans(sync.rank) if sync.stats().recent else (),
     )
 
 

@@ -37,6 +37,7 @@ class Layer:
         mean: The averaged gradients, like `buffer`.
         means: The same, each in the shape of its parameter.
         turns: How many gradients it has averaged so far.
+        dropped: How many of them the user has thrown away after they had left.
         turn: Its gradient that is under way, if any.
     """
 
@@ -50,6 +51,7 @@ class Layer:
     mean: Tensor
     means: tuple[Tensor, ...]
     turns: int = 0
+    dropped: int = 0
     turn: Turn | None = None
 
     @classmethod

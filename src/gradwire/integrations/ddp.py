@@ -44,8 +44,13 @@ def attach_ddp(
     check_every: int = 0,
     on_step: Callable[[StepStats], None] | None = None,
     mesh: DeviceMesh | None = None,
+    mailbox: Mailbox | None = None,
 ) -> Synchronizer:
-    """Compress the gradients of a DistributedDataParallel model; see `attach`."""
+    """Compress the gradients of a DistributedDataParallel model; see `attach`.
+
+    `mailbox` connects the ranks in place of the model's process group, and is
+    closed with the result.
+    """
     ddp = find_ddp(model)
     if ddp.static_graph:
         warnings.warn(
@@ -54,7 +59,7 @@ def attach_ddp(
             UserWarning,
             stacklevel=2,
         )
-    mailbox: Mailbox = TorchMailbox(ddp.process_group)
+    mailbox = mailbox or TorchMailbox(ddp.process_group)
     group: DistGroup | None = None
     try:
         options = Options(link, check_every, on_step, mesh)
