@@ -63,8 +63,9 @@ def encode_with(
         return
     decoded = torch.empty_like(values)
     parts.decode(payload[None], table, bits, block_size, 1.0, False, decoded)  # noqa: FBT003 - ops take arguments by position
-    lost = torch.split(values - decoded, [row[2] for row in rows])
-    settled = torch.split(~decoded.isnan(), [row[2] for row in rows])
+    numels = [row[2] for row in rows]
+    lost = torch.split(values - decoded, numels)
+    settled = torch.split(decoded.isnan().logical_not(), numels)
     for row, part, may in zip(rows, lost, settled, strict=True):
         reference.keep(residual, row, gain, rotated(parts, part, block_size), may)
 

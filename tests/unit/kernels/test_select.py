@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import runpy
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
 
-from gradwire.errors import BackendError
-from gradwire.kernels import cuda, ops, select
+from gradwire.errors import BackendError, SpecError
+from gradwire.hardware import Line
+from gradwire.kernels import cuda, forms, ops, select
 
 
 @pytest.fixture(autouse=True)
@@ -48,6 +51,36 @@ def test_triton_asked_for_by_name_must_run():
     with pytest.raises(BackendError, match="no CUDA device"):
         select.choose("triton", "no CUDA device was found", "triton", cuda.OPS)
     assert select.choose("triton", None)[0].backend == "native"
+
+
+def test_the_benchmark_for_gpus_says_why_it_cannot_run(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(sys, "argv", ["gpu.py"])
+    script = runpy.run_path(str(Path(__file__).parents[3] / "benchmarks" / "gpu.py"))
+    with pytest.raises(SystemExit, match="cannot be measured here: no CUDA device was found"):
+        script["main"]()
+
+
+def test_the_faster_form_of_each_step_runs():
+    slow, fast = Line(0.0, 2e-9), Line(0.0, 1e-9)
+    lines = {"hadamard, plain": slow, "hadamard, matrix": fast, "statistics, plain": slow}
+    try:
+        assert select.use_faster_forms(lines) == {"hadamard": "matrix"}
+        assert forms.form_of("hadamard") == "matrix"
+        x = torch.randn(1024, generator=torch.Generator().manual_seed(0))
+        expected, out = torch.empty_like(x), torch.empty_like(x)
+        select.REFERENCE["hadamard"](x, 256, expected)
+        ops.hadamard(x, 256, out)
+        assert (out - expected).norm() < 1e-6 * expected.norm()
+    finally:
+        forms.use(forms.USUAL)
+
+
+def test_unknown_forms_are_refused():
+    with pytest.raises(SpecError, match="step"):
+        forms.use({"sorting": "plain"})
+    with pytest.raises(SpecError, match="form"):
+        forms.use({"hadamard": "fast"})
 
 
 def test_importing_gradwire_does_not_import_triton():

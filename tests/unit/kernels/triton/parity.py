@@ -85,8 +85,10 @@ def _odd_bucket():
 
 
 def quantize(device, bits):
+    """Feedback works alike whatever the bits; only 3 and 4 bits, packed differently, try all."""
     segments, x = _bucket(256)
-    _agrees("quantize", segments, Quantize(bits), (7, bits, 256, False), x, device)
+    modes = tuple(FEEDBACK) if bits in (3, 4) else ("gain",)
+    _agrees("quantize", segments, Quantize(bits), (7, bits, 256, False), x, device, modes)
     segments, x = _odd_bucket()
     nearest = bits % 2 == 0
     details = (2**63 - 1, bits, 256, nearest)
@@ -111,7 +113,8 @@ def sign(device):
 
 def floats(device, format_name):
     segments, x = _bucket(256)
-    _agrees("float", segments, Float(format_name), (format_name, 256), x, device)
+    modes = tuple(FEEDBACK) if format_name == "float16" else ("gain",)
+    _agrees("float", segments, Float(format_name), (format_name, 256), x, device, modes)
     segments, x = _odd_bucket()
     _agrees("float", segments, Float(format_name), (format_name, 256), x, device, ("owed",))
 

@@ -198,7 +198,6 @@ CASES = {
     "norms": _norms(),
     "rotated_plain": _rotated("plain"),
     "rotated_matrix": _rotated("matrix"),
-    "rotated_decode_plain": _rotated_decode("plain"),
     "rotated_decode_matrix": _rotated_decode("matrix"),
     "planes": _planes(),
     "planes_decode": _planes_decode(),
@@ -210,7 +209,7 @@ CASES = {
     "product_matrix": _product("matrix"),
     "transposed_matrix": _transposed("matrix"),
 }
-EVERYWHERE = ("quantize_4", "float8", "write_matrix", "hadamard_matrix", "statistics_matrix")
+EVERYWHERE = ("quantize_4", "float8", "write_matrix", "rotated_matrix", "statistics_matrix")
 RUNS = [(90, name) for name in CASES]
 RUNS += [(target, name) for target in (80, 100) for name in EVERYWHERE]
 RUNS += [(100, "float8_native")]
