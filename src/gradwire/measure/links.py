@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from statistics import median
 from typing import NamedTuple
 
@@ -245,7 +246,7 @@ def _with_computation(speed: LinkSpeed, trials: Mapping[str, Trial], mailbox: Ma
         for num_bytes in sizes:
             run = trial(num_bytes)
             after_s = work.then_s(run)
-            spent_s, products = work.beside(lambda run=run: [run() for _ in range(_FEW)])
+            spent_s, products = work.beside(partial(_repeat, run))
             lost_s = max(0.0, spent_s - products * alone_s) * share
             points.append([_agreed(s, mailbox) for s in (after_s, spent_s / _FEW, lost_s / _FEW)])
         found[name] = tuple(
@@ -307,8 +308,14 @@ class _Work:
         return spent_s, products
 
 
+def _repeat(run: Callable[[], object]) -> None:
+    for _ in range(_FEW):
+        run()
+
+
 def _agreed(value: float, mailbox: Mailbox) -> float:
-    return median(mailbox.gather_objects(value))  # type: ignore[type-var,arg-type]
+    values: list[float] = mailbox.gather_objects(value)  # type: ignore[assignment]
+    return median(values)
 
 
 def _speed(lines: dict[str, Line], ranks: int) -> LinkSpeed:
