@@ -97,11 +97,11 @@ bench: .venv/package.stamp
 
 # Is attach never slower? All fixed plans as the oracle; about an hour, as root.
 HAGC := docs/assets/results/hagc.json
-HAGC_MODES := nosync,none,none@5,fp16@5,bf16@5,powersgd1@1000,powersgd2@1000,gradwire:auto@5,gradwire:auto@2
+HAGC_MODES := nosync,none,none@5,fp16@5,bf16@5,bf16@2v,powersgd1@1000,powersgd2@1000,gradwire:auto@5,gradwire:auto@2v
 HAGC_PLANS := none bf16 int8 int6 int4 int3 int2 sign topk low_rank:1 low_rank:2
 EMPTY :=
 COMMA := ,
-HAGC_FIXED := $(subst $(EMPTY) ,$(COMMA),$(HAGC_PLANS:%=gradwire:%@5))
+HAGC_FIXED := $(subst $(EMPTY) ,$(COMMA),$(HAGC_PLANS:%=gradwire:%@5) gradwire:int6@2v gradwire:int6@broadcast@2v)
 
 bench-hagc: .venv/package.stamp
 	$(BIN)/gradwire bench --lab --models accel,mlp --ranks 2,4 \

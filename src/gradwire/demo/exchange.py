@@ -24,7 +24,7 @@ from gradwire.engine.overlap import Overlap, Settings
 from gradwire.errors import UnknownIdError
 from gradwire.integrations import overlap
 from gradwire.integrations.ddp import attach_ddp
-from gradwire.plan import load_plan
+from gradwire.plan import Plan, load_plan
 from gradwire.timeline import Span, Timeline
 
 
@@ -64,6 +64,7 @@ class Exchange:
             and how long transfers ran under computation, where gradients may
             arrive after backward.
         is_ready: Whether steps are as they will go on; the same on all ranks.
+        plan: Returns gradwire's plan in use; the same on all ranks.
         settled: Returns the plan in use and why, where one was chosen.
     """
 
@@ -74,13 +75,18 @@ class Exchange:
     wait: Callable[[], None] = nothing
     waits: Callable[[], tuple[float, float]] | None = None
     is_ready: Callable[[], bool] = always
+    plan: Callable[[], Plan | None] = lambda: None
     settled: Callable[[], Settled | None] = lambda: None
     record: Callable[[], tuple[dict[str, float], Timeline]] | None = None
     spans: Callable[[], tuple[Span, ...]] = tuple
 
 
 def wrap(
-    method: Method, module: nn.Module, optimiser: torch.optim.Optimizer, link: Link | None
+    method: Method,
+    module: nn.Module,
+    optimiser: torch.optim.Optimizer,
+    link: Link | None,
+    plan: Plan | None = None,
 ) -> Exchange:
     """Wrap a model so that its gradients are exchanged by one method over a link.
 
@@ -89,6 +95,7 @@ def wrap(
         module: The model; equal on all ranks.
         optimiser: What updates it.
         link: The link to imitate; None leaves it to the network.
+        plan: Of gradwire, in place of the method's.
 
     Raises:
         UnknownIdError: There is no such hook.
@@ -96,7 +103,7 @@ def wrap(
     if method.hook == "overlap":
         return _with_overlap(gradwire.overlap(module, optimiser, method.plan, link=link), module)
     if method.family == "gradwire":
-        return _with_gradwire(method, module, link)
+        return _with_gradwire(method, module, link, plan)
     group: dist.ProcessGroup | None = None
     if link is not None:
         group = new_shaped_group()
@@ -149,6 +156,7 @@ def _ddp(
         module,
         process_group=group,
         bucket_cap_mb=method.bucket_cap_mb,
+        gradient_as_bucket_view=method.has_views,
         init_sync=False,
         broadcast_buffers=False,
     )
@@ -185,9 +193,11 @@ def _take_group_bytes(group: dist.ProcessGroup | None) -> int:
     return round(sent_bytes)
 
 
-def _with_gradwire(method: Method, module: nn.Module, link: Link | None) -> Exchange:
+def _with_gradwire(
+    method: Method, module: nn.Module, link: Link | None, plan: Plan | None
+) -> Exchange:
     ddp = _ddp(method, module, None)
-    sync = gradwire.attach(ddp, method.plan, link=link)
+    sync = gradwire.attach(ddp, method.plan if plan is None else plan, link=link)
 
     def settled() -> Settled | None:
         choice = sync.decision
@@ -200,6 +210,7 @@ def _with_gradwire(method: Method, module: nn.Module, link: Link | None) -> Exch
         lambda: sync.stats().recent[-1].sent_bytes,
         sync.close,
         is_ready=lambda: sync.plan.auto is None,
+        plan=lambda: sync.plan,
         settled=settled,
         spans=lambda: sync.stats().recent[-1].spans(sync.rank) if sync.stats().recent else (),
     )
