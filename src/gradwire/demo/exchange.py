@@ -5,7 +5,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 from statistics import fmean
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import torch
 import torch.distributed as dist
@@ -16,6 +16,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import gradwire
 from gradwire.comm.echo import EchoMailbox
+from gradwire.comm.priority import PriorityMailbox
 from gradwire.comm.shaped import Link
 from gradwire.comm.shaped_group import ShapedGroup, new_shaped_group
 from gradwire.demo.settings import Method
@@ -136,7 +137,13 @@ def wrap_alone(
         return Exchange(ddp, lambda: 0)
     mailbox, plan = EchoMailbox(0, world_size), load_plan(method.plan)
     if method.hook == "overlap":
-        engine = overlap.start(module, [optimiser], plan, mailbox, Settings(None, 0, None, None))
+        engine = overlap.start(
+            module,
+            [optimiser],
+            plan,
+            cast("PriorityMailbox", mailbox),
+            Settings(None, 0, None, None),
+        )
         return _with_overlap(engine, module)
     ddp = _ddp(method, module, group)
     return Exchange(ddp, lambda: 0, attach_ddp(ddp, plan, mailbox=mailbox).close)

@@ -58,7 +58,9 @@ def test_collector_joins_the_ranks():
     cell = collector.result(JOB, {"gradwire:int4": "ended its launch"})
     none, bf16, int4 = cell.modes
     (one,) = none.rounds
-    assert one.steps == (times(2.0), times(4.0)), "the slowest rank's, step by step"
+    by_rank = [e.steps for _, e in EVENTS if isinstance(e, RoundDone) and e.method == "none"]
+    slowest = max(by_rank, key=lambda steps: sum(s.total_s for s in steps))
+    assert one.steps == slowest, "of the rank that took longest for all of them"
     assert (one.sent_bytes, one.foreign_cores) == (30, 0.25)
     assert (none.validations[0].loss, none.elapsed_s) == (0.75, (9.0,))
     assert none.digests == ("a", "b")
