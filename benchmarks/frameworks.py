@@ -3,6 +3,7 @@
     make bench-frameworks                    2 ranks, interleaved rounds
     make bench-frameworks ARGS="--rounds 9"
 
+Each is run with gradwire and without, which shows what the framework itself adds.
 A step is forward, backward and update, from its beginning to its end as the
 framework marks them; loading data is not part of it. Ray Train runs plain DDP in
 processes of its own, and torchft averages in its own way: neither is here.
@@ -64,10 +65,10 @@ class Clock:
         self.times.append(time.perf_counter() - self._start)
 
 
-def plain() -> list[float]:
+def plain(plan: str | None) -> list[float]:
     """Train with DDP alone."""
     ddp = DistributedDataParallel(net())
-    sync = gradwire.attach(ddp, PLAN)
+    sync = gradwire.attach(ddp, plan) if plan else None
     optimizer = torch.optim.SGD(ddp.parameters(), lr=0.01)
     clock = Clock()
     for _, (x,) in zip(range(STEPS), batches(), strict=False):
@@ -76,11 +77,12 @@ def plain() -> list[float]:
         loss_of(ddp, x).backward()
         optimizer.step()
         clock.end()
-    sync.close()
+    if sync:
+        sync.close()
     return clock.times
 
 
-def accelerate() -> list[float]:
+def accelerate(plan: str | None) -> list[float]:
     """Train with Accelerate."""
     from accelerate import Accelerator  # noqa: PLC0415 - an extra
 
@@ -91,7 +93,7 @@ def accelerate() -> list[float]:
     model, optimizer, loader = accelerator.prepare(
         model, torch.optim.SGD(model.parameters(), lr=0.01), batches()
     )
-    sync = gradwire_accelerate.attach(accelerator, model, PLAN)
+    sync = gradwire_accelerate.attach(accelerator, model, plan) if plan else None
     clock = Clock()
     for (x,) in loader:
         clock.begin()
@@ -99,11 +101,12 @@ def accelerate() -> list[float]:
         accelerator.backward(loss_of(model, x))
         optimizer.step()
         clock.end()
-    sync.close()
+    if sync:
+        sync.close()
     return clock.times
 
 
-def fabric() -> list[float]:
+def fabric(plan: str | None) -> list[float]:
     """Train with Lightning Fabric."""
     from lightning.fabric import Fabric  # noqa: PLC0415 - an extra
 
@@ -111,7 +114,7 @@ def fabric() -> list[float]:
     fabric.launch()
     model = net()
     model, optimizer = fabric.setup(model, torch.optim.SGD(model.parameters(), lr=0.01))
-    sync = gradwire.attach(model, PLAN)
+    sync = gradwire.attach(model, plan) if plan else None
     clock = Clock()
     for _, (x,) in zip(range(STEPS), batches(), strict=False):
         clock.begin()
@@ -119,11 +122,12 @@ def fabric() -> list[float]:
         fabric.backward(loss_of(model, x))
         optimizer.step()
         clock.end()
-    sync.close()
+    if sync:
+        sync.close()
     return clock.times
 
 
-def lightning() -> list[float]:
+def lightning(plan: str | None) -> list[float]:
     """Train with Lightning's Trainer."""
     from lightning.pytorch import Callback, LightningModule, Trainer  # noqa: PLC0415 - an extra
 
@@ -151,7 +155,7 @@ def lightning() -> list[float]:
     trainer = Trainer(
         accelerator="cpu",
         devices=RANKS,
-        strategy=GradwireStrategy(PLAN),
+        strategy=GradwireStrategy(plan) if plan else "ddp",
         max_steps=STEPS,
         callbacks=[Times()],
         logger=False,
@@ -163,7 +167,7 @@ def lightning() -> list[float]:
     return clock.times
 
 
-def transformers() -> list[float]:
+def transformers(plan: str | None) -> list[float]:
     """Train with Transformers' Trainer."""
     from transformers import (  # noqa: PLC0415 - an extra
         PrinterCallback,
@@ -205,13 +209,14 @@ def transformers() -> list[float]:
     rows = [{"x": row} for row in torch.randn(RANKS * BATCH * STEPS, WIDTH)]
     trainer = Trainer(Model(), arguments, train_dataset=rows)
     trainer.remove_callback(PrinterCallback)
-    trainer.add_callback(GradwireCallback(trainer, PLAN))
+    if plan:
+        trainer.add_callback(GradwireCallback(trainer, plan))
     trainer.add_callback(Times())
     trainer.train()
     return clock.times
 
 
-WAYS: dict[str, Callable[[], list[float]]] = {
+WAYS: dict[str, Callable[[str | None], list[float]]] = {
     "plain DDP": plain,
     "Accelerate": accelerate,
     "Fabric": fabric,
@@ -230,20 +235,25 @@ def run(rank: int, folder: str, port: int, rounds: int) -> None:
     os.environ["TORCHELASTIC_RUN_ID"] = "bench"  # by this Lightning knows that it was launched
     store = dist.FileStore(f"{folder}/store", RANKS)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=RANKS)
-    times: dict[str, list[float]] = {name: [] for name in WAYS}
+    kinds = [(name, plan) for name in WAYS for plan in (PLAN, None)]
+    times: dict[tuple[str, str | None], list[float]] = {kind: [] for kind in kinds}
     for number in range(rounds + 1):
-        for name in list(WAYS)[number % len(WAYS) :] + list(WAYS)[: number % len(WAYS)]:
-            seen = statistics.median(WAYS[name]()[SKIPPED:])
+        first = number % len(kinds)
+        for name, plan in kinds[first:] + kinds[:first]:
+            seen = statistics.median(WAYS[name](plan)[SKIPPED:])
             if number:  # the first round warms up
-                times[name].append(seen)
+                times[name, plan].append(seen)
     if rank == 0:
-        base = times["plain DDP"]
-        print(f"{'':14}{'ms a step':>10}{'spread':>8}{'to plain DDP':>22}")
-        for name, seen in times.items():
-            ratios = [a / b for a, b in zip(seen, base, strict=True)]
+        print(f"ms a step: median of {rounds} rounds and half the distance of the quartiles")
+        print(f"{'':14}{'alone':>15}{'gradwire':>17}{'to gradwire on plain DDP':>27}")
+        base = times["plain DDP", PLAN]
+        for name in WAYS:
+            alone, ours = times[name, None], times[name, PLAN]
+            ratios = [a / b for a, b in zip(ours, base, strict=True)]
             print(
-                f"{name:14}{1e3 * statistics.median(seen):10.1f}{1e3 * spread(seen):8.1f}"
-                f"{statistics.median(ratios):14.3f} +- {spread(ratios):.3f}"
+                f"{name:14}{1e3 * statistics.median(alone):8.1f} +- {1e3 * spread(alone):3.1f}"
+                f"{1e3 * statistics.median(ours):10.1f} +- {1e3 * spread(ours):3.1f}"
+                f"{statistics.median(ratios):17.3f} +- {spread(ratios):.3f}"
             )
     dist.destroy_process_group()
 

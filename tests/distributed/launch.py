@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import faulthandler
 import multiprocessing
 import os
 import pickle
@@ -17,6 +18,7 @@ from collections.abc import Callable, Collection
 from datetime import timedelta
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
+from pathlib import Path
 from typing import TypeVar
 
 import torch
@@ -24,12 +26,16 @@ import torch._dynamo  # each child would import it at its first optimizer step, 
 import torch.distributed as dist
 
 T = TypeVar("T")
+NEVER_S = 600.0
+"""A group's time limit that ends no wait within a test: what ends then was told."""
+
 _GRACE_S = 1.0
 _POLL_S = 0.05
+_STACKS_S = 5.0
 
 
 class RanksFailedError(AssertionError):
-    """Some ranks raised, died or did not finish; the message holds their tracebacks."""
+    """Some ranks raised, died or are late; the message says where each of them was."""
 
 
 def run_processes(
@@ -63,10 +69,12 @@ def run_processes(
     with tempfile.TemporaryDirectory(prefix="gradwire-test-") as folder:
         store = os.path.join(folder, "store")  # noqa: PTH118 - goes to C++ as text
         pipes = [context.Pipe(duplex=False) for _ in range(world_size)]
+        stacks = [Path(folder, f"stacks{rank}") for rank in range(world_size)]
 
         def main(rank: int) -> None:
             _die_with_parent()
             torch.set_num_threads(1)
+            faulthandler.register(signal.SIGUSR1, stacks[rank].open("w"))  # needs no lock of ours
             limit = timedelta(seconds=group_timeout_s)
             try:
                 dist.init_process_group(
@@ -94,7 +102,15 @@ def run_processes(
                     process.start()
             for _, writer in pipes:
                 writer.close()
-            return _collect([reader for reader, _ in pipes], processes, timeout_s, killed)
+            results, failures = _collect([r for r, _ in pipes], processes, timeout_s, killed)
+            for rank in sorted({*range(world_size)} - {*results, *failures}):
+                where = _where(processes[rank], stacks[rank])
+                limits = f"{timeout_s} s, or {_GRACE_S} s from another's failure"
+                failures[rank] = f"not done within {limits}\n{where}"
+            if failures:
+                told = "\n".join(f"rank {r}: {text}" for r, text in failures.items())
+                raise RanksFailedError(told)
+            return [results[rank] for rank in range(world_size)]
         finally:
             for process in processes:
                 if process.pid is not None:
@@ -128,7 +144,8 @@ def _collect(
     processes: list[BaseProcess],
     timeout_s: float,
     killed: Collection[int],
-) -> list[T | None]:
+) -> tuple[dict[int, T | None], dict[int, str]]:
+    """Return results and failures by rank; late ranks are in neither."""
     results: dict[int, T | None] = {}
     failures: dict[int, str] = {}
     end = time.monotonic() + timeout_s
@@ -146,11 +163,19 @@ def _collect(
             if failure is not None:
                 failures[rank] = failure
                 end = min(end, time.monotonic() + _GRACE_S)
-    if left and not failures:
-        raise RanksFailedError(f"ranks {left} were not done after {timeout_s} s")
-    if failures:
-        raise RanksFailedError("\n".join(f"rank {r}: {text}" for r, text in failures.items()))
-    return [results[r] for r in range(len(readers))]
+    return {r: x for r, x in results.items() if r not in failures}, failures
+
+
+def _where(process: BaseProcess, path: Path) -> str:
+    """Return what each thread of a process is at."""
+    assert process.pid is not None, "only started processes can be late"
+    os.kill(process.pid, signal.SIGUSR1)
+    end = time.monotonic() + _STACKS_S
+    text, before = "", None
+    while (not text or text != before) and time.monotonic() < end:
+        time.sleep(_POLL_S)
+        before, text = text, path.read_text() if path.exists() else ""
+    return text or "it does not say where"
 
 
 def _outcome(reader: Connection, process: BaseProcess) -> tuple[T | None, str | None] | None:

@@ -11,7 +11,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 import torch.distributed as dist
-from launch import run_processes
+from launch import NEVER_S, run_processes
 from torch import nn
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel as DDP  # noqa: N817 - as everyone calls it
@@ -346,33 +346,30 @@ MISMATCHES = {
 
 
 @pytest.fixture(scope="module")
-def mismatches() -> list[dict[str, tuple[str, float]]]:
-    def body(rank: int) -> dict[str, tuple[str, float]]:
+def mismatches() -> list[dict[str, str]]:
+    def body(rank: int) -> dict[str, str]:
         told = {}
         for name, (action, _) in MISMATCHES.items():
-            start = time.monotonic()
-            text = _refusal(partial(action, rank))
-            told[name] = text, time.monotonic() - start
+            told[name] = _refusal(partial(action, rank))
         ddp = DDP(_net())
         sync = gradwire.attach(ddp)  # nothing of the failed attempts is in the way
         _step(ddp)
         assert sync.stats().steps_done == 1
         return told
 
-    return run_processes(2, body, timeout_s=100, group_timeout_s=90)
+    return run_processes(2, body, timeout_s=100, group_timeout_s=NEVER_S)
 
 
 @pytest.mark.parametrize("case", MISMATCHES)
 def test_l10_attach_tells_every_rank_what_differs(mismatches, case):
     for rank, told in enumerate(mismatches):
-        text, took_s = told[case]
+        text = told[case]
         own_refusal = re.search(r"rank (\d) refused: (.*)", MISMATCHES[case][1])
         if own_refusal and int(own_refusal[1]) == rank:
             assert re.match(own_refusal[2], text), text
         else:
             assert text.startswith("RankMismatchError: ")
             assert re.search(MISMATCHES[case][1], text), text
-        assert took_s < 20
 
 
 def test_attach_refuses_a_plan_file_that_is_none(tmp_path):

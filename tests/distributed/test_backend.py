@@ -59,6 +59,34 @@ def test_large_sums_are_encoded_and_the_rest_is_exact():
     run_processes(2, body, backend="gradwire")
 
 
+def test_many_collectives_in_a_row_end():
+    def body(rank):
+        data = torch.arange(3)
+        for _ in range(500):  # Gloo's thread drops a tensor of Python's while the next one starts
+            assert _gathered(rank) == [0, 1]
+            dist.broadcast(data.clone(), 0)
+            dist.barrier()
+
+    run_processes(2, body, backend="gradwire", group_timeout_s=5)
+
+
+def test_what_is_not_summed_goes_as_it_is():
+    def body(rank):
+        there = torch.empty(2)
+        if rank == 0:
+            dist.send(torch.tensor([1.0, 2.0]), 1)
+        else:
+            dist.recv(there, 0)
+            assert there.tolist() == [1, 2]
+        mine = torch.tensor([10.0 * rank, 10.0 * rank + 1])
+        dist.all_to_all_single(there, mine)
+        assert there.tolist() == [rank, 10 + rank]
+        dist.reduce_scatter(one := torch.empty(1), [mine[:1], mine[1:]])
+        assert one.item() == 10 + 2 * rank
+
+    run_processes(2, body, backend="gradwire")
+
+
 def _gathered(value):
     values = [None] * dist.get_world_size()
     dist.all_gather_object(values, value)

@@ -46,13 +46,27 @@ def test_run_processes_accepts_the_announced_death_of_a_rank():
     ]
 
 
+def test_run_processes_says_where_a_late_rank_is():
+    def body(rank: int) -> None:
+        if rank == 0:
+            raise KeyError("lost")
+        _sleep_on()
+
+    with pytest.raises(RanksFailedError, match=r"rank 0: Traceback(.|\n)*rank 1: (.|\n)*_sleep_on"):
+        run_processes(2, body)
+
+
+def _sleep_on() -> None:
+    time.sleep(60)
+
+
 def test_run_processes_leaves_no_process_behind_when_late():
     def body(_: int) -> None:
         pids.put(os.getpid())
         time.sleep(60)
 
     pids = multiprocessing.get_context("fork").SimpleQueue()
-    with pytest.raises(RanksFailedError, match=r"ranks \[0, 1\] were not done"):
+    with pytest.raises(RanksFailedError, match=r"rank 0: not done within(.|\n)*rank 1: not done"):
         run_processes(2, body, timeout_s=1.0)
     for _ in range(2):
         with pytest.raises(ProcessLookupError):

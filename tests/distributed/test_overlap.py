@@ -5,11 +5,10 @@ import subprocess
 import sys
 import textwrap
 import threading
-import time
 
 import pytest
 import torch
-from launch import kill_self, run_processes
+from launch import NEVER_S, kill_self, run_processes
 from replicas import assert_replicas_agree, draw, mlp
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel as DDP  # noqa: N817 - as everyone calls it
@@ -71,6 +70,8 @@ def test_ranks_that_differ_are_told_before_training():
             gradwire.overlap(net, _optimizer(net), plan)
         with pytest.raises(gradwire.GradwireError, match="clip_by_last_norm") as caught:
             gradwire.overlap(net, _optimizer(net), clip_by_last_norm=-1.0 if rank == 1 else None)
+        with pytest.raises(gradwire.SpecError, match=r"plan=.auto. is not a fixed plan.*aqgb"):
+            gradwire.overlap(net, _optimizer(net), "auto")
         return type(caught.value).__name__
 
     assert run_processes(2, body) == ["RankMismatchError", "SpecError"]
@@ -83,21 +84,18 @@ def test_a_peer_killed_in_mid_step_is_told_to_all_survivors():
         _train(net, optimizer, range(3), rank)
         if rank == 2:
             net[2].weight.register_post_accumulate_grad_hook(lambda _: kill_self())
-        start = time.monotonic()
         with pytest.raises(gradwire.CollectiveError) as caught:
             _train(net, optimizer, range(3, 9), rank)
-        took_s = time.monotonic() - start
         with pytest.raises(gradwire.CollectiveError, match="already broken: step"):
             _train(net, optimizer, range(1), rank)
         step.close()
         threads = [t.name for t in threading.enumerate() if t.name.startswith("gradwire")]
-        return str(caught.value), took_s, threads
+        return str(caught.value), threads
 
-    results = run_processes(3, body, killed=[2], group_timeout_s=60)
-    for text, took_s, threads in results[:2]:
+    results = run_processes(3, body, killed=[2], group_timeout_s=NEVER_S)
+    for text, threads in results[:2]:
         assert text.startswith("step "), text
         assert "rank" in text
-        assert took_s < 20
         assert threads == []
 
 

@@ -4,12 +4,13 @@ from itertools import pairwise
 import pytest
 import torch
 import torch.distributed as dist
-from launch import kill_self, run_processes
+from launch import NEVER_S, kill_self, run_processes
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
 from torch.nn.parallel import DistributedDataParallel
 
 from gradwire.comm.shaped import Link
 from gradwire.comm.shaped_group import Cost, new_shaped_group
+from tries import assert_fast
 
 
 def _model() -> torch.nn.Module:
@@ -64,10 +65,15 @@ def test_shaped_group_takes_the_time_of_the_link():
         return first_s, time.monotonic() - start, sum(x[-1].item() for x in tensors)
 
     one_s, latency_s = Cost.all_reduce(20_000, 3).num_bytes / 1e5, 4 * 0.02
-    late_first_s, late_both_s, value = run_processes(3, body)[2]
-    assert value == 6.0
-    assert one_s + latency_s - 0.01 < late_first_s < one_s + latency_s + 1
-    assert 2 * one_s + latency_s - 0.01 < late_both_s < 2 * one_s + latency_s + 1
+
+    def extra_s() -> float:
+        late_first_s, late_both_s, value = run_processes(3, body)[2]
+        assert value == 6.0
+        extra_s = late_first_s - one_s - latency_s, late_both_s - 2 * one_s - latency_s
+        assert min(extra_s) > -0.01
+        return max(extra_s)
+
+    assert_fast(extra_s, 0.2)
 
 
 def test_shaped_group_returns_the_results_of_other_collectives():
@@ -113,15 +119,13 @@ def test_shaped_group_counts_the_bytes_of_the_ring():
 
 
 def test_shaped_group_passes_the_death_of_a_peer_on():
-    def body(rank: int) -> float:
+    def body(rank: int) -> None:
         group = new_shaped_group()
         group.link = Link(1e6)
         dist.all_reduce(torch.ones(10), group=group)
         if rank == 1:
             kill_self()
-        start = time.monotonic()
         with pytest.raises(RuntimeError):
             dist.all_reduce(torch.ones(10), group=group)
-        return time.monotonic() - start
 
-    assert run_processes(2, body, killed=[1])[0] < 5
+    run_processes(2, body, killed=[1], group_timeout_s=NEVER_S)

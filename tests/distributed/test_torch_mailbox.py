@@ -1,15 +1,17 @@
+import multiprocessing
 import random
 import time
 
 import pytest
 import torch
 import torch.distributed as dist
-from launch import kill_self, run_processes
+from launch import NEVER_S, kill_self, run_processes
 
 from gradwire.comm.base import complete
 from gradwire.comm.channel import Channel
 from gradwire.comm.torch_dist import TorchMailbox
 from gradwire.errors import CollectiveError, SpecError
+from tries import assert_fast
 
 DTYPES = [
     torch.uint8,
@@ -236,15 +238,14 @@ def test_a_peer_killed_during_a_transfer_fails_the_survivors_at_once():
         mailbox.close()
         return failed, later
 
-    results = run_processes(3, body, killed=[2], group_timeout_s=30)
+    results = run_processes(3, body, killed=[2], group_timeout_s=NEVER_S)
     assert results[2] is None
     for rank in range(2):
-        (text, cause, first_s), (later_text, _, later_s) = results[rank]
+        (text, cause, _), (later_text, _, _) = results[rank]
         assert text.startswith(f"exchange failed on rank {rank}: tag 5, ")
         assert "rank 2: " in text
         assert cause is RuntimeError
         assert "tag 6" in later_text
-        assert first_s + later_s < 10
 
 
 def test_a_failure_reaches_ranks_that_wait_for_others():
@@ -253,17 +254,15 @@ def test_a_failure_reaches_ranks_that_wait_for_others():
         mailbox.gather_objects(None)
         if rank == 2:
             kill_self()
-        text, _, took_s = _failure(mailbox.exchange(0, {}, {rank + 1: torch.zeros(3)}))
-        assert took_s < 10
-        return text
+        return _failure(mailbox.exchange(0, {}, {rank + 1: torch.zeros(3)}))[0]
 
-    first, second, _ = run_processes(3, body, killed=[2], group_timeout_s=30)
+    first, second, _ = run_processes(3, body, killed=[2], group_timeout_s=NEVER_S)
     assert "receiving from rank 1: " in first
     assert "receiving from rank 2: " in second
 
 
 def test_close_breaks_off_a_transfer_on_both_sides():
-    big = 200_000_000
+    big, limit_s = 200_000_000, 8.0
 
     def body(rank: int) -> tuple[str, float]:
         mailbox = TorchMailbox(None)
@@ -272,68 +271,65 @@ def test_close_breaks_off_a_transfer_on_both_sides():
         pending = mailbox.exchange(0, {1 - rank: data}, {1 - rank: box})
         if rank == 0:
             time.sleep(0.02)
-            start = time.monotonic()
             mailbox.close()
-            assert time.monotonic() - start < 5
         text, _, took_s = _failure(pending)
         return text, took_s
 
     # Gloo now and then does not wake a receive in the midst of its message, which
-    # then ends with the time limit: so not every try must be prompt, but one of three.
-    waited_s = []
-    while not waited_s or (waited_s[-1] > 5 and len(waited_s) < 3):
-        (closed, _), (text, took_s) = run_processes(2, body, group_timeout_s=12)
+    # then ends with the time limit: so not every try must be prompt.
+    def waited_s():
+        (closed, _), (text, took_s) = run_processes(2, body, group_timeout_s=limit_s)
         assert "the mailbox was closed" in closed
         assert "rank 0: " in text
-        waited_s.append(took_s)
-    assert min(waited_s) < 5
-    assert max(waited_s) < 15
+        return took_s
+
+    assert_fast(waited_s, limit_s - 1)
 
 
 def test_a_silent_peer_fails_the_exchange_within_the_time_limit():
     def body(rank: int) -> object:
         mailbox = TorchMailbox(None, timeout_s=1.0)
         box = torch.zeros(3)
-        text, took_s = "", 0.0
-        if rank == 0:
-            text, _, took_s = _failure(mailbox.exchange(3, {}, {1: box}))
-            mailbox.close()
-        else:
-            time.sleep(2.0)
+        if rank == 1:
+            assert told.wait(50)
+            return None
+        text, _, took_s = _failure(mailbox.exchange(3, {}, {1: box}))
+        told.set()
         return text, took_s
 
-    text, took_s = run_processes(2, body)[0]
+    told = multiprocessing.get_context("fork").Event()
+    text, took_s = run_processes(2, body, group_timeout_s=NEVER_S)[0]
     assert "tag 3, receiving from rank 1: " in text
     assert "imed out" in text
-    assert 0.9 < took_s < 5
+    assert took_s > 0.9
 
 
 def test_mailbox_takes_its_time_limit_from_the_group():
-    def body(rank: int) -> float:
+    def body(rank: int) -> float | None:
         mailbox = TorchMailbox(None)
-        took_s = 0.0
-        if rank == 0:
-            took_s = _failure(mailbox.exchange(3, {}, {1: torch.zeros(3)}))[2]
-        else:
-            time.sleep(2.5)
-        mailbox.close()
+        if rank == 1:
+            assert told.wait(50)
+            return None
+        took_s = _failure(mailbox.exchange(3, {}, {1: torch.zeros(3)}))[2]
+        told.set()
         return took_s
 
-    assert 1.4 < run_processes(2, body, group_timeout_s=1.5)[0] < 5
+    told = multiprocessing.get_context("fork").Event()
+    assert run_processes(2, body, group_timeout_s=1.5)[0] > 1.4
 
 
 def test_close_gives_up_what_is_under_way():
     def body(rank: int) -> list[str]:
         mailbox = TorchMailbox(None)
         if rank == 1:
-            time.sleep(1.0)
+            assert closed.wait(50)
             return []
         pendings = [mailbox.exchange(t, {}, {1: torch.zeros(3)}) for t in range(3)]
         time.sleep(0.1)
-        start = time.monotonic()
         mailbox.close()
-        assert time.monotonic() - start < 1
+        closed.set()
         return [_failure(p)[0] for p in [*pendings, mailbox.exchange(9, {}, {1: torch.zeros(3)})]]
 
-    for text in run_processes(2, body)[0]:
+    closed = multiprocessing.get_context("fork").Event()
+    for text in run_processes(2, body, group_timeout_s=NEVER_S)[0]:
         assert "the mailbox was closed" in text

@@ -10,38 +10,50 @@ import tempfile
 from pathlib import Path
 
 import pytest
+from scripts import preload, run_script
 
 FOLDER = Path(__file__).parents[2] / "examples" / "frameworks"
-TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
-NEEDS = {
-    "with_accelerate": ("accelerate", TORCHRUN),
-    "with_backend": ("lightning", TORCHRUN),
-    "with_fabric": ("lightning", TORCHRUN),
-    "with_lightning": ("lightning", TORCHRUN),
-    "with_ray": ("ray", ()),  # starts its workers itself
-    "with_torchft": ("torchft", ()),  # as above
-    "with_transformers": ("transformers", TORCHRUN),
+ON_RANKS = {
+    "with_accelerate": "accelerate",
+    "with_backend": "lightning",
+    "with_fabric": "lightning",
+    "with_lightning": "lightning",
+    "with_transformers": "transformers",
 }
+STARTS_RANKS_ITSELF = {"with_ray": "ray", "with_torchft": "torchft"}
+
+
+def _need(package):
+    if importlib.util.find_spec(package) is None:
+        pytest.skip(f"{package} is not installed")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _imported_once():
+    preload("accelerate", "lightning.pytorch", "transformers.trainer", "gradwire.integrations.ddp")
 
 
 def test_every_example_is_run():
-    assert {path.stem for path in FOLDER.glob("*.py")} == set(NEEDS)
+    assert {path.stem for path in FOLDER.glob("*.py")} == {*ON_RANKS, *STARTS_RANKS_ITSELF}
+
+
+@pytest.mark.parametrize("name", ON_RANKS)
+def test_example_prints_its_stored_output(name, tmp_path):
+    _need(ON_RANKS[name])
+    path = FOLDER / f"{name}.py"
+    assert run_script(path, tmp_path) == path.with_suffix(".out").read_text(encoding="utf-8")
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("name", NEEDS)
-def test_example_prints_its_stored_output(name, tmp_path):
-    package, launcher = NEEDS[name]
-    if importlib.util.find_spec(package) is None:
-        pytest.skip(f"{package} is not installed")
+@pytest.mark.parametrize("name", STARTS_RANKS_ITSELF)
+def test_example_that_starts_its_ranks_prints_its_stored_output(name, tmp_path):
+    _need(STARTS_RANKS_ITSELF[name])
     path = FOLDER / f"{name}.py"
     with tempfile.TemporaryDirectory(prefix="gw-") as short:  # Ray's sockets lie in it
-        environment = {**os.environ, "OMP_NUM_THREADS": "1", "TMPDIR": short}
-        environment.pop("GRADWIRE_PLAN", None)
         done = subprocess.run(
-            [sys.executable, *launcher, str(path)],
+            [sys.executable, str(path)],
             cwd=tmp_path,
-            env=environment,
+            env={**os.environ, "OMP_NUM_THREADS": "1", "TMPDIR": short},
             capture_output=True,
             text=True,
             timeout=280,

@@ -71,7 +71,7 @@ class Sender:
         layer = turn.layer
         turn.exchange = LayerExchange(
             self._schemes.of(layer, all_dense=turn.number < self._plan.warmup_steps),
-            layer.buffer,
+            layer,
             Key(self._plan.seed, turn.number, self._mailbox.rank),
             self.feedback.state,
             [name for name, used in zip(layer.names, turn.used, strict=True) if not used],

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import os
 import weakref
+from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -32,6 +33,12 @@ PLAN_VARIABLE = "GRADWIRE_PLAN"
 
 _ENCODED_OPS: tuple[Any, ...] = (dist.ReduceOp.SUM, dist.ReduceOp.AVG)
 _ENCODED_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+_PASSED_ON = (
+    *("allgather", "allgather_into_tensor_coalesced", "allreduce_coalesced", "alltoall_base"),
+    *("barrier", "broadcast", "recv", "reduce_scatter", "reduce_scatter_tensor_coalesced", "send"),
+    *("all_gather_single_coalesced", "all_to_all_single", "reduce_scatter_single_coalesced"),
+)
+"""What `torch` overrides for subclasses in Python, besides `allreduce`; some by version."""
 
 
 class GradwireProcessGroup(dist.ProcessGroup):
@@ -78,8 +85,10 @@ class GradwireProcessGroup(dist.ProcessGroup):
         super().__init__(rank, world_size)  # type: ignore[call-arg]
         self._store = store
         gloo = dist.ProcessGroupGloo(PrefixStore("gloo", store), rank, world_size, timeout)
-        self._set_default_backend(dist.ProcessGroup.BackendType.GLOO)
-        self._register_backend(torch.device("cpu"), dist.ProcessGroup.BackendType.GLOO, gloo)
+        self._plain = dist.ProcessGroup(store, rank, world_size)
+        for group in (self, self._plain):
+            group._set_default_backend(dist.ProcessGroup.BackendType.GLOO)  # noqa: SLF001
+            group._register_backend(torch.device("cpu"), dist.ProcessGroup.BackendType.GLOO, gloo)  # noqa: SLF001
         self.plan = check_flat(load_plan(plan))
         self._averager: FlatAverager | None = None
         if world_size > 1:
@@ -121,8 +130,23 @@ class GradwireProcessGroup(dist.ProcessGroup):
                 work = self._averager.start(tensors[0], is_sum=is_sum)
                 if work is not None:
                     return work
-        plain: dist.Work = super().allreduce(tensors, *args, **kwargs)
+        plain: dist.Work = self._plain.allreduce(tensors, *args, **kwargs)
         return plain
+
+
+def _passed_on(name: str) -> Callable[..., dist.Work]:
+    def call(self: GradwireProcessGroup, *args: Any, **kwargs: Any) -> dist.Work:  # noqa: ANN401
+        work: dist.Work = getattr(self._plain, name)(*args, **kwargs)
+        return work
+
+    return call
+
+
+# Inherited, these would run with Python's lock held, for which Gloo's thread may wait
+# while it holds the lock of Gloo's queue: the two would never part.
+for _name in _PASSED_ON:
+    if hasattr(dist.ProcessGroup, _name):
+        setattr(GradwireProcessGroup, _name, _passed_on(_name))
 
 
 def _is_encodable(tensor: Tensor) -> bool:

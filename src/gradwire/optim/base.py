@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NoReturn
 
@@ -19,7 +20,7 @@ from gradwire.optim.warmup import Warmup
 _KEY = "gradwire"
 
 
-class MomentumOptimizer(Optimizer):
+class MomentumOptimizer(Optimizer, ABC):
     """Averages gradients during warm-up, and compressed momenta afterwards.
 
     Before each step ranks tell each other in a few bytes which parameters
@@ -213,13 +214,13 @@ class MomentumOptimizer(Optimizer):
                 take_gradient(update, mean)
             self._update_warm(update)
 
+    @abstractmethod
     def _update_exact(self, group: dict[str, Any], means: list[tuple[Update, Tensor]]) -> None:
         """Update parameters, and moments, from averaged gradients, as without compression."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _update_warm(self, update: Update) -> None:
         """Update a parameter from its moments."""
-        raise NotImplementedError
 
     def _variance(self) -> float:
         """Return the norm of the variances that are to be frozen, free of their bias."""

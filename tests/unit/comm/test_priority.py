@@ -65,10 +65,10 @@ def test_a_link_takes_its_time_once_for_all_ranks_sent_to():
         mailbox.gather_objects(None)
         start = time.monotonic()
         mailbox.exchange(1, dict.fromkeys(others, torch.ones(12_500)), boxes).result(20)
-        return time.monotonic() - start
+        return start, time.monotonic()
 
-    # A rank that begins late waits less.
-    assert max(run_connected(3, body, link=Link(5e5, 0.05))) >= 0.24
+    starts, ends = zip(*run_connected(3, body, link=Link(5e5, 0.05)), strict=True)
+    assert max(ends) - max(starts) >= 0.24  # the last to start still had both to serve
 
 
 def test_sizes_that_differ_break_the_connection_in_words():
@@ -165,6 +165,46 @@ def test_the_meter_leaves_out_pauses_and_what_buffers_swallow():
             meter.add(start, start + (0.0 if i < 2 else 0.1), 1 << 16)
     # Two packets of each burst went into buffers at once; four took 0.1 s each.
     assert meter.bytes_per_s() == pytest.approx((1 << 16) / 0.1, rel=0.3)
+
+
+def test_the_meter_is_not_misled_by_a_sender_that_waited_for_a_core():
+    meter, now = Meter(0), 0.0
+    for i in range(40):
+        took = 0.05 if i % 4 == 0 else 0.001 if i % 4 == 1 else 0.01
+        meter.add(now, now + took, 1 << 17)
+        now += took
+    assert meter.bytes_per_s() == pytest.approx((1 << 17) / 0.01)
+
+
+def test_the_meter_believes_the_latest_quarter_of_a_second():
+    meter, now = Meter(0), 0.0
+    for took in [0.001] * 60 + [0.02] * 14:
+        meter.add(now, now + took, 1 << 17)
+        now += took
+    assert meter.bytes_per_s() == pytest.approx((1 << 17) / 0.02)
+
+
+def test_latency_is_measured_before_there_is_any_traffic():
+    def body(mailbox):
+        mailbox.measure_latency()
+        return mailbox.rates()
+
+    for rates in run_connected(3, body):
+        assert rates.bandwidth_bytes_per_s is None
+        assert rates.latency_s > 0
+
+
+def test_lines_that_share_a_link_share_what_may_be_under_way():
+    sizes = []
+    ends = socket.socketpair()
+    made = [lines.Line(1, end, None, lambda *_: None, lambda _: None) for end in ends]
+    made[0].trip_s = 0.001
+    for share in (1, 3):
+        made[0].set_rate(1e8, share)
+        sizes.append(ends[0].getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF))
+    assert sizes[0] > sizes[1]
+    for each in made:
+        each.stop()
 
 
 def test_packets_suit_the_link():

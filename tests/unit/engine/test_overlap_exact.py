@@ -6,7 +6,7 @@ from torch import nn
 
 from overlapped import draw, plain, run, same, train
 
-SCHEDULE = 300
+SCHEDULE = 100
 
 
 class Residual(nn.Module):
@@ -98,12 +98,12 @@ def _builder(model, optimizer):
 @pytest.mark.parametrize(
     ("name", "optimizer", "world_size", "steps"),
     [
-        ("residual", _sgd, 2, 300),
-        ("residual", _adamw, 3, 60),
-        ("language", _adamw, 2, 100),
+        ("residual", _sgd, 2, 100),
+        ("residual", _adamw, 3, 40),
+        ("language", _adamw, 2, 40),
         ("language", _sgd, 3, 20),
-        ("convolutions", _adamw, 2, 200),
-        ("convolutions", _sgd, 3, 40),
+        ("convolutions", _adamw, 2, 80),
+        ("convolutions", _sgd, 3, 20),
     ],
 )
 def test_weights_are_those_of_plain_training(name, optimizer, world_size, steps):

@@ -109,6 +109,44 @@ def test_accumulation_equals_plain_accumulation():
         torch.testing.assert_close(a, b)
 
 
+def _holds(ranks, module="0"):
+    layers = {layer.name: layer for layer in ranks.step._layers}
+    layer = layers[module]
+    return [layer.holds(p.grad, i) for i, p in enumerate(layer.parameters)]
+
+
+def test_gradients_are_accumulated_where_they_are_encoded_and_stay_as_they_are():
+    def body(ranks):
+        _loss(ranks.model, ranks.rank, 0).backward()
+        held = _holds(ranks)
+        for layer in ranks.step._layers:
+            layer.turn.exchange.done.result(20)
+        found = [p.grad.clone() for p in ranks.model.parameters()]
+        ranks.optimizer.step()
+        return held, found
+
+    for rank, (held, found) in enumerate(run(2, _build(), body)):
+        model, _ = _build()()
+        _loss(model, rank, 0).backward()
+        assert all(held)
+        assert same(found, [p.grad for p in model.parameters()])
+
+
+@pytest.mark.filterwarnings("ignore:Using backward:UserWarning")
+def test_gradients_that_must_be_differentiable_or_accumulated_are_copied():
+    def body(ranks):
+        model = ranks.model
+        with ranks.step.accumulate():
+            _loss(model, ranks.rank, 0).backward()
+        is_held = any(_holds(ranks))
+        ranks.optimizer.zero_grad()
+        _loss(model, ranks.rank, 0).backward(create_graph=True)
+        assert next(model.parameters()).grad.requires_grad
+        return is_held or any(_holds(ranks))
+
+    assert not any(run(2, _build(), body))
+
+
 def test_a_second_backward_without_accumulate_is_refused():
     def action(ranks):
         _loss(ranks.model, ranks.rank, 0).backward()
