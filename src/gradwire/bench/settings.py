@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple
 
-from gradwire.demo.settings import Method
+from gradwire.demo.settings import MOST_RANKS, Method
 from gradwire.errors import SpecError, UnknownIdError
 from gradwire.plan import DENSE, load_plan
 from gradwire.report.results import Network
@@ -142,6 +142,8 @@ class CellJob:
             value = getattr(self, field)
             if value < bound:
                 raise SpecError(field, value, f"at least {bound}")
+        if self.ranks > MOST_RANKS:
+            raise SpecError("ranks", self.ranks, f"at most {MOST_RANKS}: each is a process here")
 
     def to_json(self) -> str:
         """Write the job in one line."""

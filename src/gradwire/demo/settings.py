@@ -17,6 +17,9 @@ UNTIMED_STEPS = 2
 """Steps that medians leave out: DDP rebuilds its buckets after the first, and
 PyTorch's PowerSGD sends the first two uncompressed."""
 
+MOST_RANKS = 64
+"""Processes on one machine; `gradwire simulate` predicts larger numbers."""
+
 _SEEDS = 1 << 63  # what PyTorch's generators take
 
 VALIDATIONS = 2
@@ -173,6 +176,8 @@ class Job:
             value = getattr(self, field)
             if value < least:
                 raise SpecError(field, value, f"at least {least}")
+        if self.ranks > MOST_RANKS:
+            raise SpecError("ranks", self.ranks, f"at most {MOST_RANKS}: each is a process here")
         if self.seed >= _SEEDS:
             raise SpecError("seed", self.seed, "less than 2 to the power of 63")
 

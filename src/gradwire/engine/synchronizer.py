@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 import warnings
@@ -136,6 +137,7 @@ class Synchronizer:
         self._is_stale = False
         self._failure: str | None = None
         self._lock = threading.Lock()
+        self._pid = os.getpid()
         self._worker = Worker("gradwire-engine")
         self._closer = weakref.finalize(self, _close, self._worker, mailbox, group)
 
@@ -205,6 +207,8 @@ class Synchronizer:
                 raise
 
     def _check_usable(self) -> None:
+        if os.getpid() != self._pid:
+            raise SpecError("synchronizer", "used in a forked process", "used where it was made")
         if not self._closer.alive:
             raise SpecError("synchronizer", "closed", "open; attach a new DDP wrapper")
         if self._failure is not None:

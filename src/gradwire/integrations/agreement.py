@@ -66,7 +66,7 @@ def agree(
 
     def read() -> tuple[Plan, list[Parameter]]:
         options.check(device_of(ddp))
-        chosen = with_levels(_fixed(load_plan(plan)), options.mesh)
+        chosen = with_levels(load_plan(plan), options.mesh)
         parameters = parameters_of(ddp)
         _refuse(ddp)
         return chosen, parameters
@@ -88,6 +88,7 @@ def agree_on(
     parameters: list[Parameter] = []
     try:
         chosen, parameters = read()
+        _refuse_adaptive(chosen)
     except Exception as error:  # noqa: BLE001 - raised below, once the others know
         problem = error
     settings = {"check_every": str(options.check_every), "links": str(options.link)}
@@ -132,15 +133,14 @@ def settle(
             raise RankMismatchError(op, mailbox.rank, difference, digests)
 
 
-def _fixed(plan: Plan) -> Plan:
+def _refuse_adaptive(plan: Plan) -> None:
     """Refuse a plan whose bits follow the overlap with the next forward pass."""
     if plan.adaptive is not None:
         raise SpecError(
             "plan",
             "aqgb",
-            "possible in DDP's hook, where backward waits for every gradient: use gradwire.overlap",
+            "possible here, where each step waits for every gradient: use gradwire.overlap",
         )
-    return plan
 
 
 def _difference(first: Mapping[str, Any], theirs: Mapping[str, Any], rank: int) -> str | None:

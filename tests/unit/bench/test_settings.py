@@ -37,6 +37,11 @@ def test_job_refuses_numbers_out_of_range(change):
         replace(JOB, **change)
 
 
+def test_job_refuses_more_processes_than_a_machine_can_start():
+    with pytest.raises(SpecError, match="ranks=65 is not at most 64"):
+        replace(JOB, ranks=65)
+
+
 def test_predicted_steps_follow_the_bytes():
     nosync, none, fp16, int4 = (JOB.predicted_step_s(m, 2) for m in JOB.modes)
     assert nosync < int4 < fp16 < none == JOB.slowest_step_s(2)

@@ -45,6 +45,11 @@ def test_job_refuses_numbers_out_of_range(change):
         replace(JOB, **change)
 
 
+def test_job_refuses_more_processes_than_a_machine_can_start():
+    with pytest.raises(SpecError, match="ranks=65 is not at most 64"):
+        replace(JOB, ranks=65)
+
+
 def test_job_survives_json():
     job = replace(JOB, link_bytes_per_s=float("inf"))
     assert Job.from_json(job.to_json()) == job

@@ -204,6 +204,8 @@ def test_mistakes_are_named():
         p = nn.Parameter(torch.ones(2, 2))
         with pytest.raises(UnknownIdError, match="int_4"):
             AdamW([p], plan="int_4", group=mailbox)
+        with pytest.raises(SpecError, match=r"use gradwire\.overlap"):
+            AdamW([p], plan="aqgb", group=mailbox)
         with pytest.raises(SpecError, match="dtype of parameter0"):
             AdamW([nn.Parameter(torch.ones(2, dtype=torch.complex64))], group=mailbox)
         with pytest.raises(SpecError, match="different from each other"):
