@@ -84,22 +84,24 @@ sweep: .venv/package.stamp
 		--euro-per-rank-hour 2 --samples 1e8 \
 		--json docs/assets/results/sweep.json --html docs/assets/results/sweep.html $(ARGS)
 
-# The lab matrix: 18 cells, about 23 minutes on 2 idle cores, as root. It goes on
-# where it was interrupted; `rm reports/bench.json` starts anew.
-BENCH := --lab --models text,digits,vgg --ranks 2,4 --rates 100Mbit/s,1Gbit/s,10Gbit/s \
-	--modes nosync,none@5,fp16@5,powersgd1@1000,gradwire:int4@5,gradwire:int2@5,overlap:int4 \
-	--rounds 3 --steps 10 --round-time 1.5s --out reports/bench.json --resume
+# The lab matrix: 18 cells, about 28 minutes on 2 idle cores, as root. It goes on
+# where it was interrupted; `rm $(BENCH_FILE)` starts anew.
+BENCH_FILE := docs/assets/results/bench.json
+BENCH := --lab --models digits,vgg,text --ranks 2,4 --rates 100Mbit/s,1Gbit/s,10Gbit/s \
+	--modes nosync,none@5,fp16@5,powersgd1@1000,gradwire:int4@5,overlap:int4 \
+	--rounds 3 --steps 8 --round-time 0.5s --out $(BENCH_FILE) --resume
 
 bench: .venv/package.stamp
 	$(BIN)/gradwire bench $(BENCH) $(ARGS)
+	$(BIN)/gradwire report $(BENCH_FILE) --html $(BENCH_FILE:.json=.html) --force
 
 # Is attach never slower? All fixed plans as the oracle; about an hour, as root.
 HAGC := docs/assets/results/hagc.json
-HAGC_MODES := nosync,none,none@5,fp16@5,bf16@5,powersgd1@1000,powersgd2@1000,gradwire:auto@5,gradwire:auto@2
+HAGC_MODES := nosync,none,none@5,fp16@5,bf16@5,bf16@2v,powersgd1@1000,powersgd2@1000,gradwire:auto@5,gradwire:auto@2v
 HAGC_PLANS := none bf16 int8 int6 int4 int3 int2 sign topk low_rank:1 low_rank:2
 EMPTY :=
 COMMA := ,
-HAGC_FIXED := $(subst $(EMPTY) ,$(COMMA),$(HAGC_PLANS:%=gradwire:%@5))
+HAGC_FIXED := $(subst $(EMPTY) ,$(COMMA),$(HAGC_PLANS:%=gradwire:%@5) gradwire:int6@2v gradwire:int6@broadcast@2v)
 
 bench-hagc: .venv/package.stamp
 	$(BIN)/gradwire bench --lab --models accel,mlp --ranks 2,4 \
@@ -122,6 +124,7 @@ bench-frameworks: .venv/package.stamp .venv/frameworks.stamp
 	$(BIN)/python benchmarks/frameworks.py $(ARGS)
 
 bench-simulator: .venv/package.stamp
+	$(BIN)/python benchmarks/predictions.py $(BENCH_FILE)
 	$(BIN)/python benchmarks/simulator.py $(ARGS)
 
 bench-gpu: .venv/package.stamp

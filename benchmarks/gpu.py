@@ -14,16 +14,17 @@ import argparse
 import statistics as stats
 import sys
 from collections.abc import Callable, Iterator
+from itertools import chain
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from gradwire.codecs.base import Segments, build
-from gradwire.kernels import cuda, ops
+from gradwire.kernels import cuda, forms, ops
 from gradwire.key import Key
 from gradwire.measure.selftest import check_kernels
-from gradwire.spec import CodecSpec, Float, Quantize, Sign, Sparse
+from gradwire.spec import BitPlanes, CodecSpec, Float, Quantize, Sign, Sparse
 
 SPECS: dict[str, CodecSpec] = {
     "int8": Quantize(8),
@@ -32,12 +33,13 @@ SPECS: dict[str, CodecSpec] = {
     "sign": Sign(),
     "fp8": Float("float8_e4m3"),
     "bf16": Float("bfloat16"),
+    "planes8:4": BitPlanes(8, 4),
+    "hadamard4": Quantize(4, rotation="hadamard"),
     "threshold:0.01": Sparse(0.01, "threshold"),
 }
 SENDERS = 4
 RANK = 8
 THRESHOLDS = (0.5, 1.0, 2.0, 3.0)
-FORMS = ("plain", "matrix")
 
 
 class Row(NamedTuple):
@@ -83,13 +85,6 @@ def codec_rows(x: Tensor) -> Iterator[Row]:
 
 def form_rows(x: Tensor) -> Iterator[Row]:
     """Run what exists in two forms: as plain code, and as products on matrix units."""
-    from gradwire.kernels.triton import (  # noqa: PLC0415 - needs Triton
-        hadamard,
-        low_rank,
-        sparse,
-        statistics,
-    )
-
     read, out = 4 * x.numel(), torch.empty_like(x)
     whole, spec = Segments.whole(x.numel()), Sparse(0.01, "threshold")
     capacities = torch.tensor([spec.capacity(x.numel())])
@@ -98,17 +93,20 @@ def form_rows(x: Tensor) -> Iterator[Row]:
     selection = (x, whole.table, cuts, capacities, None, 0.0, payload)
     matrix = x.view(-1, 4096)
     q = torch.randn(4096, RANK, device=x.device)
-    p = low_rank.orthonormal_product(matrix, q)
-    for form in FORMS:
-        calls = {
-            "select 1 %": (2 * read, lambda f=form: sparse.sparse_encode(*selection, form=f)),
-            "hadamard 256": (2 * read, lambda f=form: hadamard.hadamard(x, 256, out, f)),
-            "statistics": (read, lambda f=form: statistics.statistics(x, THRESHOLDS, f)),
-            "basis of M Q": (read, lambda f=form: low_rank.orthonormal_product(matrix, q, f)),
-            "transposed M P": (read, lambda f=form: low_rank.transposed_product(matrix, p, f)),
-        }
-        for name, (num_bytes, call) in calls.items():
-            yield Row(f"{name}, {form}", num_bytes, call)
+    p = ops.orthonormal(ops.thin_product(matrix, q))
+    rotated = build(Quantize(4, rotation="hadamard"))
+    calls: dict[str, tuple[str, float, Callable[[], Any]]] = {
+        "select 1 %": ("prefix_sum", 2 * read, lambda: ops.sparse_encode(*selection)),
+        "hadamard 256": ("hadamard", 2 * read, lambda: ops.hadamard(x, 256, out)),
+        "encode hadamard4": ("hadamard", read, lambda: rotated.encode(x, whole, Key(0, 0, 0))),
+        "statistics": ("statistics", read, lambda: ops.statistics(x, THRESHOLDS)),
+        "M Q": ("low_rank", read, lambda: ops.thin_product(matrix, q)),
+        "transposed M P": ("low_rank", read, lambda: ops.transposed_product(matrix, p)),
+    }
+    for name, (step, num_bytes, call) in calls.items():
+        for form in forms.FORMS:
+            with forms.using(step, form):
+                yield Row(f"{name}, {form}", num_bytes, call)
 
 
 def print_rates(numel: int, rounds: int) -> None:
@@ -118,7 +116,7 @@ def print_rates(numel: int, rounds: int) -> None:
     copy = 8 * numel / median_ms(lambda: target.copy_(x), rounds) / 1e6
     print(f"\n{'kernel':<34}{'ms':>9}{'GB/s':>9}{'of copy':>9}")
     print(f"{'copy':<34}{8 * numel / copy / 1e6:>9.3f}{copy:>9.0f}{1:>9.0%}")
-    for row in (*codec_rows(x), *form_rows(x)):
+    for row in chain(codec_rows(x), form_rows(x)):
         ms = median_ms(row.call, rounds)
         rate = row.num_bytes / ms / 1e6
         print(f"{row.name:<34}{ms:>9.3f}{rate:>9.0f}{rate / copy:>9.0%}", flush=True)

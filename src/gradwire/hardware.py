@@ -73,6 +73,11 @@ class LinkSpeed:
             bytes of one rank's tensor: `"all_reduce"` (of the back end) and
             `"exchange"` (gradwire's own: everything that a rank sends at once).
         ranks: How many ranks took part in the measurement; 0 if none did.
+        after: The same times of one collective right after computation, which
+            leaves cold caches and ranks that are not in step.
+        beside: The same times while each rank computes without pause.
+        processor: Processor time that a collective takes from each rank's
+            computation meanwhile.
     """
 
     latency_s: float
@@ -80,6 +85,9 @@ class LinkSpeed:
     spread: float = 0.0
     collectives: Mapping[str, Line] = field(default_factory=dict)
     ranks: int = 0
+    after: Mapping[str, Line] = field(default_factory=dict)
+    beside: Mapping[str, Line] = field(default_factory=dict)
+    processor: Mapping[str, Line] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if not self.latency_s >= 0:
@@ -152,4 +160,6 @@ def _lines(data: Mapping[str, Any]) -> dict[str, Line]:
 
 
 def _link(data: Mapping[str, Any]) -> LinkSpeed:
-    return LinkSpeed(**{**data, "collectives": _lines(data["collectives"])})
+    names = ("collectives", "after", "beside", "processor")
+    lines = {name: _lines(data.get(name, {})) for name in names}
+    return LinkSpeed(**{**data, **lines})

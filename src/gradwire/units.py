@@ -14,6 +14,7 @@ from gradwire.errors import SpecError
 _PREFIXES = {"": 1.0, "k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12}
 _SECONDS = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "µs": 1e-6, "ns": 1e-9, "min": 60.0}
 _RATE = re.compile(r"\s*([0-9.]+)\s*([kKMGT]?)(bit|b|B)(?:/s|ps)\s*")
+_SIZE = re.compile(r"\s*([0-9.]+)\s*([kKMGT]?)(i?)B\s*")
 _TIME = re.compile(r"\s*([0-9.]+)\s*(min|ms|us|µs|ns|s)\s*")
 
 
@@ -43,6 +44,27 @@ def parse_rate(text: str) -> float:
     bits = 8 if match.group(3) == "B" else 1
     prefix = match.group(2).replace("K", "k")
     return value * _PREFIXES[prefix] * bits / 8
+
+
+def parse_bytes(text: str) -> int:
+    """Read a size and return it in bytes.
+
+    Args:
+        text: A number and a unit: `"25MiB"`, `"1MB"`, `"512KiB"`, `"100B"`.
+
+    Raises:
+        SpecError: The text is no size, or the size is not above 0.
+
+    Example:
+        >>> parse_bytes("25MiB"), parse_bytes("1 MB")
+        (26214400, 1000000)
+    """
+    match = _SIZE.fullmatch(text)
+    value = _number(match.group(1)) if match else None
+    if match is None or not value:
+        raise SpecError("size", text, 'a size above 0, such as "25MiB"')
+    unit = 1024 if match.group(3) else 1000
+    return round(value * unit ** " KMGT".index(match.group(2).upper() or " "))
 
 
 def parse_seconds(text: str) -> float:

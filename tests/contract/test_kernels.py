@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from gradwire.kernels import (
+    checks,
     cpu,
     ops,
     reference,
@@ -158,11 +159,11 @@ def test_planes_match_the_reference(bits: int, planes: int) -> None:
 
 def test_mixed_payloads_match_the_reference() -> None:
     for numels in (*LAYOUTS, (13 * 256 + 9,)):
-        for block_sizes in ((256,) * len(ops.MIXED_FORMATS), (512, 256) * 7):
+        for block_sizes in ((256,) * len(checks.MIXED_FORMATS), (512, 256) * 7):
             segments = stretches(numels, 512)
             payloads = []
-            for form, block_size in zip(ops.MIXED_FORMATS, block_sizes, strict=True):
-                spec = ops.mixed_spec(form, block_size)
+            for form, block_size in zip(checks.MIXED_FORMATS, block_sizes, strict=True):
+                spec = checks.mixed_spec(form, block_size)
                 payload = torch.zeros(spec.num_bytes(numels), dtype=torch.uint8)
                 x = values(length(segments), len(payloads))
                 match spec:
@@ -176,11 +177,11 @@ def test_mixed_payloads_match_the_reference() -> None:
                         details = (7, spec.bits, block_size, False)
                         reference.quantize_encode(x, segments, *details, None, 0.0, payload)
                 payloads.append(payload)
-            check_decode("mixed_decode", segments, (ops.MIXED_FORMATS, block_sizes), payloads)
+            check_decode("mixed_decode", segments, (checks.MIXED_FORMATS, block_sizes), payloads)
             check_decode(
                 "mixed_decode",
                 segments,
-                (ops.MIXED_FORMATS[::-1], block_sizes[::-1]),
+                (checks.MIXED_FORMATS[::-1], block_sizes[::-1]),
                 payloads[::-1],
             )
 

@@ -29,7 +29,7 @@ def _settled(ddp, sync, rank):
 @pytest.mark.parametrize("link", [None, Link(2e5, 0.0)], ids=["free", "slow"])
 def test_ranks_choose_one_plan_and_stay_alike(link):
     def body(rank):
-        ddp = DDP(mlp())
+        ddp = gradwire.wrap(mlp())
         sync = gradwire.attach(ddp, _AUTO, link=link)
         assert sync.plan.auto == _AUTO
         steps = _settled(ddp, sync, rank)
@@ -51,7 +51,7 @@ def test_ranks_choose_one_plan_and_stay_alike(link):
 
 def test_with_one_rank_or_nothing_large_enough_nothing_is_chosen():
     def body(_):
-        sync = gradwire.attach(DDP(mlp()), "auto")
+        sync = gradwire.attach(DDP(mlp()))
         assert sync.plan.auto is None
         assert sync.decision is None
         sync.close()
@@ -66,16 +66,43 @@ def test_with_one_rank_or_nothing_large_enough_nothing_is_chosen():
     run_processes(2, small)
 
 
+def test_without_a_plan_one_is_chosen_and_a_checkpoint_carries_it():
+    def body(rank):
+        ddp = DDP(mlp())
+        sync = gradwire.attach(ddp)
+        assert sync.plan.auto == Auto()
+        steps = _settled(ddp, sync, rank)
+        state, weights = sync.state_dict(), {n: t.clone() for n, t in ddp.state_dict().items()}
+        further = range(steps, steps + 5)
+        train(ddp, torch.optim.SGD(ddp.parameters(), 0.1), further, rank)
+        again = DDP(mlp())
+        again.load_state_dict(weights)
+        resumed = gradwire.attach(again)
+        resumed.load_state_dict(state)
+        train(again, torch.optim.SGD(again.parameters(), 0.1), further, rank)
+        assert resumed.plan == sync.plan
+        assert_replicas_agree(again)
+        assert all(map(torch.equal, ddp.parameters(), again.parameters()))
+        sync.close()
+        resumed.close()
+        return resumed.plan.digest()
+
+    mine, theirs = run_processes(2, body)
+    assert mine == theirs
+
+
 def test_wrap_makes_buckets_of_the_advised_size():
     def body(_):
         def loss(model):
             return model(torch.ones(2, 40)).square().mean()
 
         plain = gradwire.wrap(mlp())
-        given = gradwire.wrap(mlp(), bucket_cap_mb=7)
+        given = gradwire.wrap(mlp(), bucket_cap_mb=7, gradient_as_bucket_view=False)
         advised = gradwire.wrap(mlp(), loss)
         assert plain.bucket_bytes_cap == 5 << 20
         assert given.bucket_bytes_cap == 7 << 20
+        assert plain.gradient_as_bucket_view
+        assert not given.gradient_as_bucket_view
         return advised.bucket_bytes_cap
 
     mine, theirs = run_processes(2, body)

@@ -24,11 +24,11 @@ def demo(*args: str, folder: Path) -> subprocess.CompletedProcess[str]:
 
 
 def test_demo_compares_all_methods_end_to_end(tmp_path: Path):
-    done = demo("--json", "-", folder=tmp_path)
+    done = demo("--json", "-", "--plan", "auto", "--plan", "int6", folder=tmp_path)
     assert done.returncode == 0, done.stderr
     result = json.loads(done.stdout)
     methods = {m["name"]: m for m in result["methods"]}
-    assert list(methods) == ["ddp", "fp16", "powersgd", "gradwire:int6", "aqgb"]
+    assert list(methods) == ["ddp", "fp16", "powersgd", "gradwire:auto", "gradwire:int6", "aqgb"]
     assert all(len(set(m["digests"])) == 1 for m in methods.values())
     first_losses = {m["steps"][0]["loss"] for m in methods.values()}
     assert len(first_losses) == 1
@@ -37,6 +37,7 @@ def test_demo_compares_all_methods_end_to_end(tmp_path: Path):
     assert 4 * numel <= sent["ddp"] <= 4 * numel + 100_000
     assert 0.45 < sent["fp16"] / sent["ddp"] < 0.55
     assert 0.1 < sent["gradwire:int6"] / sent["ddp"] < 0.2
+    assert ": " in methods["gradwire:auto"]["why"]
     assert sent["powersgd"] < 0.1 * sent["ddp"]
     (report,) = (tmp_path / "reports").glob("demo-digits-*.html")
     assert "<svg" in report.read_text()

@@ -70,6 +70,8 @@ def test_ranks_that_differ_are_told_before_training():
             gradwire.overlap(net, _optimizer(net), plan)
         with pytest.raises(gradwire.GradwireError, match="clip_by_last_norm") as caught:
             gradwire.overlap(net, _optimizer(net), clip_by_last_norm=-1.0 if rank == 1 else None)
+        with pytest.raises(gradwire.SpecError, match=r"plan=.auto. is not a fixed plan.*aqgb"):
+            gradwire.overlap(net, _optimizer(net), "auto")
         return type(caught.value).__name__
 
     assert run_processes(2, body) == ["RankMismatchError", "SpecError"]

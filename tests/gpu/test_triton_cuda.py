@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from gradwire.kernels import cuda, ops, select
+from gradwire.kernels import checks, cuda, ops, select
 from gradwire.measure.selftest import check_kernels
 from kernel_cases import FORMATS
 
@@ -44,8 +44,29 @@ def test_thresholds_match_the_reference(parity, density):
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_selection_matches_the_reference(parity, form, monkeypatch):
-    parity.selection(DEVICE, form, monkeypatch)
+def test_selection_matches_the_reference(parity, form):
+    parity.selection(DEVICE, form)
+
+
+@pytest.mark.parametrize("block_size", [256, 1024, 65536])
+def test_levels_of_norms_match_the_reference(parity, block_size):
+    parity.norms(DEVICE, block_size)
+
+
+@pytest.mark.parametrize(("bits", "planes"), [(8, 4), (8, 8), (5, 3), (2, 2)])
+def test_bit_planes_match_the_reference(parity, bits, planes):
+    parity.bit_planes(DEVICE, bits, planes)
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("block_size", [256, 512, 1024, 4096])
+def test_rotated_levels_match_the_reference(parity, block_size, form):
+    parity.rotation(DEVICE, block_size, form)
+
+
+def test_mixed_payloads_match_the_reference(parity):
+    formats = list(checks.MIXED_FORMATS)
+    parity.mixtures(DEVICE, formats, [256] * len(formats))
 
 
 @pytest.mark.parametrize("block_size", [2**k for k in range(13)])

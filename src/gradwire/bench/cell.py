@@ -71,7 +71,7 @@ def _launch(job: CellJob, collector: CellCollector, watch: Watch) -> None:
             if isinstance(event, RoundStarted):
                 load = ForeignLoad(workers.process_ids)
             elif isinstance(event, RoundDone):
-                collector.add_foreign(event, load.cores())
+                collector.add_foreign(event, load.cores(event.wall_s))
             watch(event)
 
 

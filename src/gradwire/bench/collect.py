@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
-from gradwire.bench.events import Profiled, Refused, RoundDone, RoundStarted
+from gradwire.bench.events import AloneDone, Profiled, Refused, RoundDone, RoundStarted
+from gradwire.bench.explain import explained
 from gradwire.bench.predict import predict
 from gradwire.bench.settings import CellJob
 from gradwire.demo.events import (
@@ -22,7 +23,7 @@ from gradwire.demo.settings import Method
 from gradwire.hardware import Hardware
 from gradwire.plan import load_plan
 from gradwire.report.model import Validation
-from gradwire.report.results import Cell, ModeResult, Round
+from gradwire.report.results import Cell, ModeResult, Round, StepTimes
 from gradwire.workload import Workload
 
 
@@ -41,6 +42,9 @@ class CellCollector:
     reasons: dict[str, str] = field(default_factory=dict)
     profile: Profiled | None = None
     _rounds: dict[tuple[str, int], dict[int, RoundDone]] = field(
+        default_factory=lambda: defaultdict(dict)
+    )
+    _alone: dict[tuple[str, int], dict[int, AloneDone]] = field(
         default_factory=lambda: defaultdict(dict)
     )
     _foreign: dict[tuple[str, int], float] = field(default_factory=dict)
@@ -62,6 +66,8 @@ class CellCollector:
                 self.current = event.method
             case RoundDone():
                 self._rounds[event.method, event.number][rank] = event
+            case AloneDone():
+                self._alone[event.method, event.number][rank] = event
             case Profiled() if rank == 0:
                 self.profile = event
             case Refused():
@@ -103,6 +109,7 @@ class CellCollector:
             return cell
         workload = Workload.from_json(self.profile.workload)
         hardware = Hardware.from_json(self.profile.hardware)
+        cell = replace(cell, modes=tuple(explained(m, workload, job.ranks) for m in cell.modes))
         return predict(cell, job.modes, workload, hardware)
 
     def _mode(self, mode: Method, reason: str | None) -> ModeResult:
@@ -124,14 +131,19 @@ class CellCollector:
             validations=validations,
             elapsed_s=elapsed_s,
             digests=tuple(by_rank[rank] for rank in sorted(by_rank)),
-            bits=recorded.bits if recorded else None,
+            bits=(recorded.bits or None) if recorded else None,
             timeline=recorded.timeline if recorded else None,
+            alone=tuple(
+                step
+                for number in range(self.job.rounds)
+                if (found := self._alone.get((mode.name, number)))
+                for step in _slowest(r.steps for r in found.values())
+            ),
         )
 
     def _round(self, mode: str, number: int) -> Round:
         ranks = self._rounds[mode, number].values()
-        per_step = zip(*(r.steps for r in ranks), strict=True)
-        slowest = tuple(max(step, key=lambda s: s.total_s) for step in per_step)
+        slowest = _slowest(r.steps for r in ranks)
         sent_bytes = max(r.sent_bytes for r in ranks)
         return Round(slowest, sent_bytes, self._foreign.get((mode, number), 0.0))
 
@@ -144,3 +156,12 @@ class CellCollector:
                 found.append(Validation(step, loss, sum(s.num_correct for s in scores) / targets))
         elapsed_s = (self._rounds[mode, n][0].elapsed_s for n in range(len(found)))
         return tuple(found), tuple(elapsed_s)
+
+
+def _slowest(by_rank: Iterable[Sequence[StepTimes]]) -> tuple[StepTimes, ...]:
+    """Return the steps of the rank that took longest for all of them.
+
+    Not the slowest rank of each step: a step that begins late on one rank and
+    ends late on another would be longer than training takes for it.
+    """
+    return max(by_rank, key=lambda steps: sum(s.total_s for s in steps))

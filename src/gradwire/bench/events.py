@@ -41,6 +41,20 @@ class RoundDone(Event):
 
 
 @dataclass(frozen=True, slots=True)
+class AloneDone(Event):
+    """A mode's timed steps with an exchange that takes no time, as this rank saw them."""
+
+    method: str
+    number: int
+    steps: tuple[StepTimes, ...]
+
+    @classmethod
+    def from_dict(cls, data: dict[str, Any]) -> Self:
+        """See `Event.from_dict`."""
+        return cls(**{**data, "steps": tuple(StepTimes(**s) for s in data["steps"])})
+
+
+@dataclass(frozen=True, slots=True)
 class Refused(Event):
     """A mode cannot run here; the others go on."""
 

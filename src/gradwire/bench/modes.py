@@ -13,7 +13,7 @@ from gradwire.report.model import Family
 
 ONE_BUCKET_MB = 1000.0
 
-_BUCKETS = re.compile(r"(.*)@([0-9.]+)")
+_BUCKETS = re.compile(r"(.*)@([0-9.]+)(v?)")
 _PACKAGES = ("torchft", "hivemind")
 
 
@@ -55,6 +55,8 @@ DEFAULT_MODES = ",".join(
 def parse_mode(text: str) -> Method:
     """Read a mode: a name, and after `@` the size of DDP's buckets in MiB.
 
+    A `v` behind the size has gradients lie in DDP's buckets.
+
     Args:
         text: One of `MODES`, or of `PLANNED` with a colon and a short name or file.
 
@@ -65,26 +67,30 @@ def parse_mode(text: str) -> Method:
     Example:
         >>> parse_mode("fp16@5").bucket_cap_mb
         5.0
+        >>> parse_mode("none@5v").label
+        'plain DDP, 5 MiB buckets, views'
         >>> parse_mode("gradwire:int4@broadcast").label
         'gradwire int4@broadcast'
     """
     match = _BUCKETS.fullmatch(text)
-    name, size = (match[1], match[2]) if match else (text, "")
+    name, size, views = match.groups() if match else (text, "", "")
     cap_mb = _bucket_cap_mb(text, size)
     suffix = f", {size} MiB buckets" if size and cap_mb != ONE_BUCKET_MB else ""
+    suffix += ", views" if views else ""
     kind, _, plan = name.partition(":")
     if kind in PLANNED and plan:
         load_plan(plan)
         short = Path(plan).stem if plan.endswith(".json") else plan
         hook = None if kind == "gradwire" else kind
         label = f"{PLANNED[kind].label} {short}{suffix}"
-        return Method(text, label, "gradwire", cap_mb, plan, hook)
+        return Method(text, label, "gradwire", cap_mb, plan, hook, bool(views))
     if name not in MODES:
         planned = [f"{kind}:PLAN" for kind in PLANNED]
         raise UnknownIdError("mode", text, [*MODES, *planned, "each of them with @MB"])
     known = MODES[name]
     hook = None if name == "none" else name
-    return Method(text, f"{known.label}{suffix}", known.family, cap_mb, hook=hook)
+    label = f"{known.label}{suffix}"
+    return Method(text, label, known.family, cap_mb, hook=hook, has_views=bool(views))
 
 
 def _bucket_cap_mb(text: str, size: str) -> float | None:

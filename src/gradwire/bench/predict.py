@@ -5,7 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 from statistics import median
 
+from gradwire.bench.calibrate import calibrated, lateness_s
+from gradwire.bench.modes import parse_mode
 from gradwire.demo.settings import Method
+from gradwire.errors import SpecError
 from gradwire.hardware import Hardware
 from gradwire.plan import Plan, load_plan
 from gradwire.report.results import Cell, ModeResult
@@ -14,8 +17,14 @@ from gradwire.sim.run import simulate
 from gradwire.workload import BUCKET_BYTES, Layer, Workload
 
 _MIB = 1 << 20
-_BY_HOOK = {None: "none", "fp16": "bf16", "bf16": "bf16"}
-"""Plans that send what PyTorch's hooks send; its PowerSGD computes otherwise than ours."""
+_BY_HOOK = {
+    None: "none",
+    "fp16": "bf16",
+    "bf16": "bf16",
+    "powersgd1": "low_rank:1",
+    "powersgd2": "low_rank:2",
+}
+"""Plans that send what PyTorch's hooks send; how fast those compute is measured."""
 
 
 def plan_of(mode: Method) -> Plan | None:
@@ -34,8 +43,10 @@ def predict(cell: Cell, modes: tuple[Method, ...], workload: Workload, hardware:
     """Fill in the predicted step times of a cell.
 
     Computation is that of the measured mode `nosync`, where there is one; how
-    it divides into layers comes from the workload. The mode `nosync` itself is
-    what predictions are made from, and gets none.
+    it divides into layers comes from the workload. What the exchange costs
+    beside the network comes from steps whose exchange took no time, and the
+    network from its collectives by themselves; that ranks come to it at
+    different times is added once. The mode `nosync` itself gets no prediction.
 
     Args:
         cell: What was measured.
@@ -43,19 +54,50 @@ def predict(cell: Cell, modes: tuple[Method, ...], workload: Workload, hardware:
         workload: The model's layers.
         hardware: Speeds of codecs and links, where the cell was measured.
     """
-    alone = next((m for m in cell.modes if m.family == "compute" and m.has_run), None)
-    work = workload if alone is None else as_measured(workload, alone)
     asked = {mode.name: mode for mode in modes}
     return replace(
         cell,
         modes=tuple(
-            replace(m, predicted_s=_step_s(asked[m.mode], work, hardware, cell.ranks))
+            replace(m, predicted_s=_predicted_s(asked[m.mode], m, cell, (workload, hardware)))
             if m.has_run and m.predicted_s is None
             else m
             for m in cell.modes
         ),
-        inputs={"workload": work.to_json(), "hardware": hardware.to_json()},
+        inputs={"workload": workload.to_json(), "hardware": hardware.to_json()},
     )
+
+
+def repeated(cell: Cell) -> Cell:
+    """Predict a stored cell once more, from the inputs that it holds.
+
+    Raises:
+        SpecError: It holds none.
+    """
+    if not cell.inputs:
+        raise SpecError("cell", cell.name, "one that holds what predictions are made from")
+    workload = Workload.from_json(cell.inputs["workload"])
+    hardware = Hardware.from_json(cell.inputs["hardware"])
+    fresh = replace(cell, modes=tuple(replace(m, predicted_s=None) for m in cell.modes))
+    return predict(fresh, tuple(parse_mode(m.mode) for m in cell.modes), workload, hardware)
+
+
+def _predicted_s(
+    mode: Method, measured: ModeResult, cell: Cell, inputs: tuple[Workload, Hardware]
+) -> float | None:
+    plan = plan_of(mode)
+    if plan is None:
+        return None
+    workload, hardware = inputs
+    compute = next((m for m in cell.modes if m.family == "compute" and m.has_run), None)
+    if compute is not None:
+        workload = as_measured(workload, compute)
+
+    def step_s(speeds: Hardware) -> float:
+        return _step_s(mode, plan, workload, speeds, cell.ranks)
+
+    if measured.alone:
+        hardware = calibrated(hardware, step_s, median(s.total_s for s in measured.alone))
+    return step_s(hardware) + lateness_s(hardware.between)
 
 
 def as_measured(workload: Workload, alone: ModeResult) -> Workload:
@@ -73,10 +115,7 @@ def as_measured(workload: Workload, alone: ModeResult) -> Workload:
     return replace(workload, layers=layers, optimiser_s=optimiser_s)
 
 
-def _step_s(mode: Method, workload: Workload, hardware: Hardware, ranks: int) -> float | None:
-    plan = plan_of(mode)
-    if plan is None:
-        return None
+def _step_s(mode: Method, plan: Plan, workload: Workload, hardware: Hardware, ranks: int) -> float:
     engine: Engine = "overlap" if mode.hook == "overlap" else "ddp"
     # PyTorch's hooks reduce by the back end, gradwire exchanges directly.
     collective: Collective = "direct" if mode.family == "gradwire" else "ring"

@@ -25,9 +25,15 @@ class ForeignLoad:
         self._ours = frozenset(process_ids)
         self._start = self._read()
 
-    def cores(self) -> float:
-        """Return the mean number of cores; 0 where the system does not tell."""
+    def cores(self, least_s: float = 0.0) -> float:
+        """Return the mean number of cores; 0 where the system does not tell.
+
+        Args:
+            least_s: How long it was at least, should we have heard late of its
+                begin: a tick of the clock in no time would be many cores.
+        """
         now_s, all_s, own_s = (b - a for a, b in zip(self._start, self._read(), strict=True))
+        now_s = max(now_s, least_s)
         return max(0.0, (all_s - own_s) / now_s) if now_s else 0.0
 
     def _read(self) -> tuple[float, float, float]:

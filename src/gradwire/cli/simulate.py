@@ -9,10 +9,13 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from gradwire.cli.cluster import ONE_STEP, parse_cluster
 from gradwire.cli.files import require_apart, require_free, write_file
 from gradwire.errors import CommandError
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
     from gradwire.hardware import Hardware
     from gradwire.sim.base import Simulation
     from gradwire.workload import Workload
@@ -21,6 +24,7 @@ _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 _TARGET = click.Path(dir_okay=False, path_type=Path)
 _ACCEL = "accel"
 _DRAWING = ("jinja2", "matplotlib")
+_LINKS_SHOWN = 16
 
 
 @click.command("simulate")
@@ -36,6 +40,26 @@ _DRAWING = ("jinja2", "matplotlib")
 @click.option("--latency", default="10us", show_default=True, help="Between nodes, one way.")
 @click.option("--topology", default="star", show_default=True, help="How nodes are connected.")
 @click.option("--ranks-per-node", default=1, show_default=True, help="Ranks that share a link.")
+@click.option("--nodes", type=int, help="In place of --ranks: so many nodes, full of ranks.")
+@click.option("--bucket", help="Size at which DDP closes a bucket. [default: 25MiB]")
+@click.option("--oversubscription", type=float, help="Of a tree: nodes' rate over the uplink's.")
+@click.option("--nodes-per-leaf", type=int, help="Of a tree: nodes at each leaf. [default: 16]")
+@click.option("--multicast", is_flag=True, help="Switches copy a message to several receivers.")
+@click.option(
+    "--straggler",
+    "stragglers",
+    multiple=True,
+    metavar="DISTRIBUTION:SCALE[:RANKS]",
+    help="Ranks slower by 1 + SCALE * x: normal:0.1, constant:0.5:3 or constant:0.5:0+3.",
+)
+@click.option("--seed", default=0, show_default=True, help="Draws the stragglers.")
+@click.option(
+    "--bandwidth-trace",
+    "traces",
+    multiple=True,
+    metavar="[NODE:]TIME=RATE,...",
+    help="Rates of a node's link from times of the step on; of all nodes without NODE.",
+)
 @click.option("--collective", default="direct", show_default=True, help="How bytes travel.")
 @click.option("--sweep", is_flag=True, help="Simulate every combination, and compare plans.")
 @click.option("--euro-per-rank-hour", type=float, help="Price; adds the cost to a sweep.")
@@ -105,8 +129,9 @@ def _sweep(works: Sequence[Workload], hardware: Hardware, options: dict[str, Any
     from gradwire.cli.sweep import parse_grid, run_sweep  # noqa: PLC0415
     from gradwire.sim.sweep import plan_sweep  # noqa: PLC0415
 
-    if options["trace"] is not None:
-        raise CommandError("--trace is of one step, not of a --sweep", exit_code=2)
+    for name, option in {"trace": "--trace", **ONE_STEP}.items():
+        if options[name]:
+            raise CommandError(f"{option} is of one step, not of a --sweep", exit_code=2)
     sweep = plan_sweep(
         parse_grid(options),
         works,
@@ -123,7 +148,9 @@ def _single(works: Sequence[Workload], hardware: Hardware, options: dict[str, An
     from gradwire.cli.sweep import parse_grid  # noqa: PLC0415
     from gradwire.hardware import LinkSpeed  # noqa: PLC0415
     from gradwire.plan import load_plan  # noqa: PLC0415
-    from gradwire.sim import Cluster, simulate  # noqa: PLC0415
+    from gradwire.sim import simulate  # noqa: PLC0415
+    from gradwire.units import parse_bytes  # noqa: PLC0415
+    from gradwire.workload import BUCKET_BYTES  # noqa: PLC0415
 
     grid = parse_grid(options)
     lists = (works, grid.ranks, grid.rates_bytes_per_s, grid.engines, options["plans"])
@@ -139,8 +166,9 @@ def _single(works: Sequence[Workload], hardware: Hardware, options: dict[str, An
         load_plan(options["plans"][0] if options["plans"] else None),
         works[0],
         hardware if is_measured else replace(hardware, between=link),
-        Cluster(grid.ranks[0], grid.ranks_per_node, grid.topology),
+        parse_cluster(options, grid),
         engine=grid.engines[0],
+        bucket_bytes=parse_bytes(options["bucket"]) if options["bucket"] else BUCKET_BYTES,
         collective=grid.collective,
     )
     _show(step, works[0], options)
@@ -164,6 +192,7 @@ def _show(step: Simulation, work: Workload, options: dict[str, Any]) -> None:
     console = Console()
     for name, value in facts.items():
         console.print(f"{name:<25} {value}")
+    _print_links(step, console)
     made: dict[str, Callable[[], str]] = {
         "json_path": lambda: step.to_json() + "\n",
         "trace": step.timeline.to_chrome_trace,
@@ -173,6 +202,25 @@ def _show(step: Simulation, work: Workload, options: dict[str, Any]) -> None:
         if options[option] is not None:
             write_file(options[option], render())
             console.print(f"Written: {options[option]}", soft_wrap=True)
+
+
+def _print_links(step: Simulation, console: Console) -> None:
+    """Print the bytes on each link: the busiest ones, and how many are like the last of them."""
+    from rich.table import Table  # noqa: PLC0415
+
+    from gradwire.units import format_bytes  # noqa: PLC0415
+
+    busiest = sorted(step.link_bytes.items(), key=lambda item: (-item[1], item[0]))
+    if not busiest:
+        if step.sent_bytes:
+            console.print("Links are listed for up to 128 ranks, or where ranks differ.")
+        return
+    table = Table("Link", "Bytes in a step", title="Payload by link")
+    for name, num_bytes in busiest[:_LINKS_SHOWN]:
+        table.add_row(name, format_bytes(num_bytes))
+    console.print(table)
+    if len(busiest) > _LINKS_SHOWN:
+        console.print(f"{len(busiest) - _LINKS_SHOWN} more links carry no more; --json has all.")
 
 
 def _page(step: Simulation, facts: dict[str, str]) -> str:

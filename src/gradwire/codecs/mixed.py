@@ -61,7 +61,7 @@ def decode_mean(
 
 def _format(spec: CodecSpec) -> str | None:
     match spec:
-        case Quantize():
+        case Quantize() if spec.rotation == "none":
             return f"quantize{spec.bits}"
         case Float():
             return spec.format

@@ -15,7 +15,8 @@ class QuantizeCodec:
     """Rounds `v / m * L` to a level, with the block's largest magnitude or norm `m`.
 
     `L = 2**(bits - 1) - 1` levels lie on each side of 0 (1 bit: none but the two
-    at `-m` and `m`). Stochastic rounding is unbiased; nearest is not.
+    at `-m` and `m`). Stochastic rounding is unbiased; nearest is not. With a
+    rotation, `v` are the values of the transformed block.
 
     Args:
         spec: The parameters.
@@ -33,6 +34,7 @@ class QuantizeCodec:
 
     def __init__(self, spec: Quantize) -> None:
         self.spec = spec
+        self._is_rotated = spec.rotation == "hadamard"
 
     def encode(
         self,
@@ -45,18 +47,14 @@ class QuantizeCodec:
         """See `Codec.encode`."""
         spec = self.spec
         payload = new_payload(spec, segments, x)
-        ops.quantize_encode(
-            x,
-            segments.table,
-            key.stream(),
-            spec.bits,
-            spec.block_size,
-            spec.rounding == "nearest",
-            residual,
-            gain,
-            payload,
-            spec.scale == "l2",
+        arguments = (
+            *(x, segments.table, key.stream(), spec.bits, spec.block_size),
+            *(spec.rounding == "nearest", residual, gain, payload),
         )
+        if self._is_rotated:
+            ops.rotated_encode(*arguments)
+        else:
+            ops.quantize_encode(*arguments, spec.scale == "l2")
         return payload
 
     def decode(
@@ -71,6 +69,5 @@ class QuantizeCodec:
         """See `Codec.decode`."""
         spec = self.spec
         check_payloads(spec, segments, payloads)
-        ops.quantize_decode(
-            payloads, segments.table, spec.bits, spec.block_size, divisor, accumulate, out
-        )
+        decode = ops.rotated_decode if self._is_rotated else ops.quantize_decode
+        decode(payloads, segments.table, spec.bits, spec.block_size, divisor, accumulate, out)

@@ -32,7 +32,10 @@ _PACKET_S = 0.002
 _QUEUED_S = 0.004
 """TCP fills every queue on its way, some tens of milliseconds long, and what waits there
 cannot be overtaken. So no more is given to it than so long a queue and a round trip hold."""
-_LEAST_BUFFER, _MOST_BUFFER = 1 << 16, 1 << 23
+_LEAST_BUFFER, _MOST_BUFFER = 1 << 14, 1 << 23
+
+_FORGET = 1.02
+"""How fast a round trip may grow: most notes wait behind our own gradients."""
 
 _UNSENT_BYTES = 1 << 15
 """Bytes that the kernel may hold ahead of what the network has taken."""
@@ -83,6 +86,7 @@ class Line:
         self.peer = peer
         self.has_left = False
         self.acknowledged = threading.Event()
+        self.answered = threading.Event()
         self.trip_s = float("inf")
         self._socket = connection
         self._port = port
@@ -123,6 +127,7 @@ class Line:
     def note(self, tag: int, priority: float) -> None:
         """Send a message that carries nothing: `BYE`, or `PING` to measure latency."""
         if tag == PING:
+            self.answered.clear()
             self._pinged_s = time.perf_counter()
         self.send(tag, memoryview(b""), priority, _nothing)
 
@@ -142,12 +147,17 @@ class Line:
         with contextlib.suppress(OSError):  # the other end may have been quicker
             self._socket.shutdown(socket.SHUT_RDWR)
 
-    def set_rate(self, bytes_per_s: float) -> None:
-        """Choose the size of packets, and what may be under way, for a link of this rate."""
+    def set_rate(self, bytes_per_s: float, lines: int = 1) -> None:
+        """Choose the size of packets, and what may be under way, for a link of this rate.
+
+        Args:
+            bytes_per_s: Of the link.
+            lines: How many share it.
+        """
         wanted = int(bytes_per_s * _PACKET_S)
         self._packet_bytes = min(max(wanted, _LEAST_PACKET), _MOST_PACKET)
         if self._port is None and math.isfinite(self.trip_s):
-            under_way = int(bytes_per_s * (self.trip_s + _QUEUED_S))
+            under_way = int(bytes_per_s / lines * (self.trip_s + _QUEUED_S))
             size = min(max(under_way, _LEAST_BUFFER), _MOST_BUFFER)
             with contextlib.suppress(OSError):  # the connection may have ended
                 self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, size)
@@ -224,7 +234,9 @@ class Line:
         if tag == PING:
             self.note(PONG, float("-inf"))
         elif tag == PONG:
-            self.trip_s = min(self.trip_s * 1.1, time.perf_counter() - self._pinged_s)
+            trip_s = time.perf_counter() - self._pinged_s
+            self.trip_s = min(self.trip_s * _FORGET, trip_s)
+            self.answered.set()
         elif tag == BYE:
             self.has_left = True
             self.note(ACK, float("inf"))

@@ -21,6 +21,7 @@ from gradwire.errors import CollectiveError, SpecError
 
 _SETUP_TAG = 1 << 62
 _FAREWELL_S = 5.0
+_PINGS = 3
 
 
 class Rates(NamedTuple):
@@ -173,12 +174,20 @@ class PriorityMailbox:
         for line in self._lines.values():
             line.note(PING, float("-inf"))
 
+    def measure_latency(self) -> None:
+        """Ping while nothing else is under way; whoever does not answer soon is left out."""
+        for _ in range(_PINGS):
+            self.ping()
+            end_s = time.monotonic() + _FAREWELL_S
+            for line in self._lines.values():
+                line.answered.wait(max(0.0, end_s - time.monotonic()))
+
     def rates(self) -> Rates:
         """Return what was measured, and cut packets to that."""
         bandwidth = self._meter.bytes_per_s()
         if bandwidth is not None:
             for line in self._lines.values():
-                line.set_rate(bandwidth)
+                line.set_rate(bandwidth, len(self._lines))
         trip_s = max((line.trip_s for line in self._lines.values()), default=0.0)
         return Rates(bandwidth, trip_s / 2 if trip_s < float("inf") else None)
 

@@ -190,5 +190,4 @@ def demand(
     ways = [option(bits) for bits in LEVELS if bits < floor]
     if feedback:
         ways.append(option(None))
-    cheaper = [o for o in ways if o.cost < options[0].cost]
-    return Demand(options, hull([*cheaper, options[0]])[:-1])
+    return Demand(options, hull(o for o in ways if o.cost < options[0].cost))

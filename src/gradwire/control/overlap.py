@@ -265,6 +265,8 @@ class OverlapController:
             return False
         found = [self._demands(now.exchange, f, world_size) for f in self._floors(now.floor)]
         weights, rates = self._weights(now.exchange), self._rates(now.exchange)
+        if len(rates) != len(now.bits):  # links have begun, or ceased, to differ
+            rates = [min(rates)] * len(now.bits)
         stall_s, error = 0.0, 0.0
         for bits, rate in zip(now.bits, rates, strict=True):
             ways = [

@@ -15,12 +15,16 @@ from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_
 from torch.nn.parallel import DistributedDataParallel
 
 import gradwire
+from gradwire.comm.echo import EchoMailbox
 from gradwire.comm.shaped import Link
 from gradwire.comm.shaped_group import ShapedGroup, new_shaped_group
 from gradwire.demo.settings import Method
-from gradwire.engine.overlap import Overlap
+from gradwire.engine.overlap import Overlap, Settings
 from gradwire.errors import UnknownIdError
-from gradwire.timeline import Timeline
+from gradwire.integrations import overlap
+from gradwire.integrations.ddp import attach_ddp
+from gradwire.plan import Plan, load_plan
+from gradwire.timeline import Span, Timeline
 
 
 def nothing() -> None:
@@ -53,10 +57,13 @@ class Exchange:
             are looked at.
         record: Returns bits by layer of the latest steps, and the last one's
             timeline, where those are kept.
+        spans: Returns what the last step encoded, sent and decoded, in seconds
+            of `time.perf_counter`.
         waits: Returns how long the last step's forward waited for gradients,
             and how long transfers ran under computation, where gradients may
             arrive after backward.
         is_ready: Whether steps are as they will go on; the same on all ranks.
+        plan: Returns gradwire's plan in use; the same on all ranks.
         settled: Returns the plan in use and why, where one was chosen.
     """
 
@@ -67,12 +74,18 @@ class Exchange:
     wait: Callable[[], None] = nothing
     waits: Callable[[], tuple[float, float]] | None = None
     is_ready: Callable[[], bool] = always
+    plan: Callable[[], Plan | None] = lambda: None
     settled: Callable[[], Settled | None] = lambda: None
     record: Callable[[], tuple[dict[str, float], Timeline]] | None = None
+    spans: Callable[[], tuple[Span, ...]] = tuple
 
 
 def wrap(
-    method: Method, module: nn.Module, optimiser: torch.optim.Optimizer, link: Link | None
+    method: Method,
+    module: nn.Module,
+    optimiser: torch.optim.Optimizer,
+    link: Link | None,
+    plan: Plan | None = None,
 ) -> Exchange:
     """Wrap a model so that its gradients are exchanged by one method over a link.
 
@@ -81,6 +94,7 @@ def wrap(
         module: The model; equal on all ranks.
         optimiser: What updates it.
         link: The link to imitate; None leaves it to the network.
+        plan: Of gradwire, in place of the method's.
 
     Raises:
         UnknownIdError: There is no such hook.
@@ -88,7 +102,7 @@ def wrap(
     if method.hook == "overlap":
         return _with_overlap(gradwire.overlap(module, optimiser, method.plan, link=link), module)
     if method.family == "gradwire":
-        return _with_gradwire(method, module, link)
+        return _with_gradwire(method, module, link, plan)
     group: dist.ProcessGroup | None = None
     if link is not None:
         group = new_shaped_group()
@@ -99,6 +113,35 @@ def wrap(
     return Exchange(ddp, lambda: _take_group_bytes(group))
 
 
+def wrap_alone(
+    method: Method,
+    module: nn.Module,
+    optimiser: torch.optim.Optimizer,
+    group: dist.ProcessGroup,
+    world_size: int,
+) -> Exchange:
+    """Wrap a model as a method does, with an exchange that takes no time.
+
+    Args:
+        method: How gradients are exchanged.
+        module: The model.
+        optimiser: What updates it.
+        group: This rank and no other.
+        world_size: How many ranks are imitated, where gradwire exchanges.
+    """
+    if method.family != "gradwire":
+        ddp = _ddp(method, module, group)
+        if method.hook is not None:
+            _register(ddp, method.hook, group)
+        return Exchange(ddp, lambda: 0)
+    mailbox, plan = EchoMailbox(0, world_size), load_plan(method.plan)
+    if method.hook == "overlap":
+        engine = overlap.start(module, [optimiser], plan, mailbox, Settings(None, 0, None, None))
+        return _with_overlap(engine, module)
+    ddp = _ddp(method, module, group)
+    return Exchange(ddp, lambda: 0, attach_ddp(ddp, plan, mailbox=mailbox).close)
+
+
 def _ddp(
     method: Method, module: nn.Module, group: dist.ProcessGroup | None
 ) -> DistributedDataParallel:
@@ -106,6 +149,7 @@ def _ddp(
         module,
         process_group=group,
         bucket_cap_mb=method.bucket_cap_mb,
+        gradient_as_bucket_view=method.has_views,
         init_sync=False,
         broadcast_buffers=False,
     )
@@ -142,9 +186,11 @@ def _take_group_bytes(group: dist.ProcessGroup | None) -> int:
     return round(sent_bytes)
 
 
-def _with_gradwire(method: Method, module: nn.Module, link: Link | None) -> Exchange:
+def _with_gradwire(
+    method: Method, module: nn.Module, link: Link | None, plan: Plan | None
+) -> Exchange:
     ddp = _ddp(method, module, None)
-    sync = gradwire.attach(ddp, method.plan, link=link)
+    sync = gradwire.attach(ddp, method.plan if plan is None else plan, link=link)
 
     def settled() -> Settled | None:
         choice = sync.decision
@@ -157,7 +203,9 @@ def _with_gradwire(method: Method, module: nn.Module, link: Link | None) -> Exch
         lambda: sync.stats().recent[-1].sent_bytes,
         sync.close,
         is_ready=lambda: sync.plan.auto is None,
+        plan=lambda: sync.plan,
         settled=settled,
+        spans=lambda: sync.stats().recent[-1].spans(sync.rank) if sync.stats().recent else (),
     )
 
 

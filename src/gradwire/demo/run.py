@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import hashlib
 import time
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 
@@ -26,9 +27,12 @@ from gradwire.demo.events import (
 from gradwire.demo.exchange import Exchange, wrap
 from gradwire.demo.settings import Job, Method
 from gradwire.demo.worker import Tell
+from gradwire.plan import AUTO, Plan
 from gradwire.report.model import Step
 
 _TIMEOUT = timedelta(seconds=120)
+_CHOOSING_STEPS = 60
+"""A plan is not waited for any longer."""
 
 
 def run_job(job: Job, rank: int, rendezvous: str, tell: Tell) -> None:
@@ -53,9 +57,10 @@ def run_job(job: Job, rank: int, rendezvous: str, tell: Tell) -> None:
 
 
 def _run_method(job: Job, rank: int, task: tasks.Task, method: Method, tell: Tell) -> None:
+    plan = _choose_plan(job, rank, task, method, tell) if method.plan == AUTO else None
     module = task.model(job.seed)
     optimiser = task.optimiser(module)
-    exchange = wrap(method, module, optimiser, Link(job.link_bytes_per_s, job.latency_s))
+    exchange = wrap(method, module, optimiser, _link(job), plan)
     clock = BackwardClock(module)
     dist.barrier()
     tell(MethodStarted(method.name, sum(p.numel() for p in module.parameters())))
@@ -66,14 +71,34 @@ def _run_method(job: Job, rank: int, task: tasks.Task, method: Method, tell: Tel
             score = tasks.evaluate(task, module, rank, job.ranks)
             tell(Validated(method.name, step + 1, *score))
             dist.barrier()
-    settled = exchange.settled()
-    if settled is not None:
-        tell(PlanChosen(method.name, *settled))
     exchange.wait()
     if exchange.record is not None and rank == 0 and job.steps > 1:
         tell(Recorded(method.name, *exchange.record()))
     exchange.close()
     tell(MethodDone(method.name, parameters_digest(module)))
+
+
+def _link(job: Job) -> Link:
+    return Link(job.link_bytes_per_s, job.latency_s)
+
+
+def _choose_plan(job: Job, rank: int, task: tasks.Task, method: Method, tell: Tell) -> Plan | None:
+    """Train a model that is thrown away until a plan is chosen; these steps are not shown."""
+    module = task.model(job.seed)
+    optimiser = task.optimiser(module)
+    exchange = wrap(method, module, optimiser, _link(job))
+    for step in range(_CHOOSING_STEPS):
+        if exchange.is_ready():
+            break
+        batch = task.batch(rank, job.ranks, job.seed, step)
+        tasks.loss_of(exchange.module, *batch).backward()  # type: ignore[no-untyped-call]
+        optimiser.step()
+        optimiser.zero_grad()
+    plan, settled = exchange.plan(), exchange.settled()
+    exchange.close()
+    if settled is not None:
+        tell(PlanChosen(method.name, *settled))
+    return None if plan is None else replace(plan, auto=None)
 
 
 class BackwardClock:

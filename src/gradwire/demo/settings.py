@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from gradwire.errors import SpecError, UnknownIdError
-from gradwire.plan import DEFAULT_SPEC, DENSE, load_plan
+from gradwire.plan import AUTO, DENSE, load_plan
 from gradwire.report.model import BASELINE, Family
 from gradwire.spec import AllReduce, Entry, ReducerSpec, sent_bytes
 
@@ -93,6 +93,8 @@ class Method:
         hook: A hook of PyTorch's: `"fp16"`, `"bf16"`, `"powersgd1"`,
             `"powersgd2"` (the number is the rank) or `"powersgd_batched"`;
             `"overlap"` goes without DDP.
+        has_views: Whether gradients are DDP's buckets themselves
+            (`gradient_as_bucket_view`), and not copied out of them.
     """
 
     name: str
@@ -101,9 +103,10 @@ class Method:
     bucket_cap_mb: float | None = 5
     plan: str | None = None
     hook: str | None = None
+    has_views: bool = False
 
 
-DEFAULT_PLAN = DEFAULT_SPEC
+DEFAULT_PLAN = AUTO
 _BUILT_IN = (
     Method(BASELINE, "plain DDP", "ddp"),
     Method("fp16", "fp16 hook", "hook", hook="fp16"),

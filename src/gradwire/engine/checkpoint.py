@@ -6,7 +6,9 @@ import warnings
 from collections.abc import Mapping
 from typing import Any
 
-from gradwire.engine.feedback import ErrorFeedback, StateWarning
+from torch import Tensor
+
+from gradwire.engine.feedback import StateWarning
 from gradwire.errors import SpecError, StateError
 from gradwire.plan import Plan
 from gradwire.spec import check_whole
@@ -22,23 +24,26 @@ def pack(
     world_size: int,
     steps_done: int,
     plan: Plan,
-    feedback: ErrorFeedback,
+    tensors: Mapping[str, Mapping[str, Tensor]],
     label: str = "",
+    next_plan: Plan | None = None,
 ) -> dict[str, Any]:
     """Return this rank's state: tensors, numbers and strings only.
 
     The key carries the rank, because `torch.distributed.checkpoint` keeps one
     copy of equal keys. It begins with `label`, where ranks of several groups
-    save to one place.
+    save to one place. `next_plan` has been agreed on for the next step.
     """
-    mine = {
+    mine: dict[str, Any] = {
         "format": _FORMAT,
         "rank": rank,
         "world_size": world_size,
         "steps_done": steps_done,
         "plan": plan.to_json(),
-        **feedback.tensors(),
+        **tensors,
     }
+    if next_plan is not None:
+        mine["next_plan"] = next_plan.to_json()
     return {f"{label}rank{rank}": mine}
 
 

@@ -101,6 +101,19 @@ class Overlap:
         """Number of ranks."""
         return self._mailbox.world_size
 
+    def incoming(self, layer: Layer, place: int, gradient: torch.Tensor) -> torch.Tensor | None:
+        """Put a gradient that is about to be accumulated into the layer's memory.
+
+        Returns:
+            A tensor that shares this memory, for the parameter to keep: nothing is
+            allocated or copied again. None where it must be accumulated as usual.
+        """
+        if self._is_accumulating or torch.is_grad_enabled() or not layer.accepts(gradient, place):
+            return None
+        view = layer.views[place]
+        view.copy_(gradient)
+        return view.data  # changes of its own are counted apart from ours
+
     def gradient(self, layer: Layer, place: int) -> None:
         """Take a gradient that was just accumulated; send the layer's when complete.
 
@@ -261,7 +274,7 @@ class Overlap:
         """
         self.synchronize()
         feedback = self._sender.feedback
-        state = pack(self.rank, self.world_size, self._step, self.plan, feedback)
+        state = pack(self.rank, self.world_size, self._step, self.plan, feedback.tensors())
         state[f"rank{self.rank}"] |= self._sender.state()
         return state
 
@@ -359,7 +372,10 @@ class Overlap:
 
     def _drop(self, turn: Turn) -> None:
         """Give up a gradient the user has thrown away."""
-        if turn.exchange is not None:
+        if turn.exchange is None:
+            turn.layer.turns -= 1  # it has not left: the next one takes its place
+        else:
+            turn.layer.dropped += 1
             self._guard.wait(str(turn), turn.exchange.done)
         turn.layer.turn = None
 
@@ -385,8 +401,8 @@ class Overlap:
         chosen = [i for i, is_used in enumerate(used) if is_used]
         with torch.no_grad():
             if turn.factor != 1.0:
-                layer.buffer.mul_(turn.factor)
-            gradients = [layer.views[i].to(layer.parameters[i].dtype) for i in chosen]
+                layer.mean.mul_(turn.factor)
+            gradients = [layer.means[i].to(layer.parameters[i].dtype) for i in chosen]
             parameters = [layer.parameters[i] for i in chosen]
         if chosen:
             self._updaters[layer.optimizer].update(groups, parameters, gradients)

@@ -14,6 +14,7 @@ from torch.profiler import record_function
 from gradwire.comm.base import Mailbox, Pending, Steps
 from gradwire.comm.channel import Channel, Scratch
 from gradwire.control.base import NO_LOSSES, Losses
+from gradwire.engine.overlap_layers import Layer
 from gradwire.engine.overlap_scheme import Scheme
 from gradwire.engine.worker import Worker
 from gradwire.key import Key
@@ -59,11 +60,11 @@ class Measured:
 
 
 class LayerExchange:
-    """Averages a layer's gradient in place, chunk by chunk, on the worker's thread.
+    """Averages a layer's gradient, chunk by chunk, on the worker's thread.
 
     Args:
         scheme: Reducers and chunks.
-        buffer: The gradient, 1-D; the mean replaces it.
+        layer: Its gradient stays as it is; the mean goes beside it.
         key: Seed, turn and this rank.
         state: Residual and warm starts.
         held: Parameters without a gradient here: what they owe must wait.
@@ -73,7 +74,7 @@ class LayerExchange:
     def __init__(
         self,
         scheme: Scheme,
-        buffer: Tensor,
+        layer: Layer,
         key: Key,
         state: State,
         held: Sequence[str],
@@ -85,9 +86,11 @@ class LayerExchange:
         self.done.set_running_or_notify_cancel()
         self.started_s = time.perf_counter()
         self.traffic: list[Traffic] = []
+        self.codec_s = 0.0  # of a core: what a span took may be others' work
         self.codec_spans: list[tuple[Kind, float, float]] = []
         self.measured = Measured()
-        self._buffer = buffer
+        self._values = layer.buffer
+        self._mean = layer.mean
         self._key = key
         self._state = state
         self._held = [slot for slot in scheme.owing if slot.name in held]
@@ -119,8 +122,8 @@ class LayerExchange:
         assert self._state.residual is not None
         return self._state.residual.narrow(0, slot.residual_offset, slot.entry.numel)
 
-    def _values(self, slot: Slot) -> Tensor:
-        return self._buffer.narrow(0, slot.offset, slot.entry.numel)
+    def _own(self, slot: Slot) -> Tensor:
+        return self._values.narrow(0, slot.offset, slot.entry.numel)
 
     def _prepare(self) -> Steps[None]:
         """Put aside what unused parameters owe, pay what no feedback will carry on."""
@@ -128,31 +131,33 @@ class LayerExchange:
         for slot in self._held:
             self._kept.append(self._residual(slot).clone())
             self._residual(slot).zero_()
+        if self.scheme.paying:
+            self._values = self._mean.copy_(self._values)
         for slot in self.scheme.paying:
-            self._values(slot).add_(self._residual(slot))
+            self._own(slot).add_(self._residual(slot))
             self._residual(slot).zero_()
         if self._is_measured:
             for slot in self.scheme.owing:
-                blocks = _sample(self._values(slot)) + _sample(self._residual(slot))
+                blocks = _sample(self._own(slot)) + _sample(self._residual(slot))
                 scale = slot.entry.numel / max(1, blocks.numel())
                 pairs = zip(self.measured.losses, _losses(blocks), strict=True)
                 self.measured.losses = Losses(*(old + scale * new for old, new in pairs))
 
     def _reduce(self, reducer: Reducer, part: Part, channel: Channel) -> Steps[None]:
-        x = self._buffer
+        x, mean = self._values, self._mean
         if reducer.spec == DENSE and part.run is not None and channel.world_size > 1:
             start, end = part.run
             if end - start <= _ONE_TRIP_NUMEL:
-                yield from _average_in_one_trip(x[start:end], channel)
+                yield from _average_in_one_trip(x[start:end], channel, mean[start:end])
                 return
-        yield from reducer.reduce(x, part, self._state, self._key, channel, x)
+        yield from reducer.reduce(x, part, self._state, self._key, channel, mean)
 
     def _timed(self, steps: Steps[None]) -> Steps[None]:
         """Run steps under profiler ranges, noting computing time."""
         stage: Kind = "encode"
         failure: Exception | None = None
         while True:
-            start = time.perf_counter()
+            start, used = time.perf_counter(), time.thread_time()
             try:
                 with record_function(f"gradwire::{stage}"):
                     pending = steps.throw(failure) if failure else next(steps)
@@ -160,6 +165,7 @@ class LayerExchange:
                 return
             finally:
                 self.codec_spans.append((stage, start, time.perf_counter()))
+                self.codec_s += time.thread_time() - used
             stage, failure = "decode", None
             try:
                 yield pending
@@ -182,7 +188,7 @@ class LayerExchange:
             self.done.set_result(None)
 
     def _finish(self) -> None:
-        self.measured.norm = float(torch.linalg.vector_norm(self._buffer))
+        self.measured.norm = float(torch.linalg.vector_norm(self._mean))
         if self._is_measured:
             for slot in self.scheme.owing:
                 blocks = _sample(self._residual(slot))
@@ -217,14 +223,14 @@ class _Traced:
         return pending
 
 
-def _average_in_one_trip(values: Tensor, group: Channel) -> Steps[None]:
-    """Average in place like `Collective.all_reduce`, to the same bits, by one exchange."""
+def _average_in_one_trip(values: Tensor, group: Channel, out: Tensor) -> Steps[None]:
+    """Average like `Collective.all_reduce`, to the same bits, by one exchange."""
     rows = values.new_empty(group.world_size, values.numel())
     yield from group.all_gather(rows, values)
     total = rows[0]
     for row in rows[1:]:
         total += row
-    torch.div(total, group.world_size, out=values)
+    torch.div(total, group.world_size, out=out)
 
 
 def _losses(blocks: Tensor) -> Losses:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 from typing import TYPE_CHECKING
 
 import torch
@@ -31,9 +32,12 @@ class Layer:
         optimizer: Number of the optimiser.
         names: Names of its parameters.
         parameters: The parameters.
-        buffer: Their gradients, 1-D, float32 (float64 for float64).
+        buffer: This rank's gradients, 1-D, float32 (float64 for float64).
         views: The same, each in the shape of its parameter.
+        mean: The averaged gradients, like `buffer`.
+        means: The same, each in the shape of its parameter.
         turns: How many gradients it has averaged so far.
+        dropped: How many of them the user has thrown away after they had left.
         turn: Its gradient that is under way, if any.
     """
 
@@ -44,7 +48,10 @@ class Layer:
     parameters: tuple[nn.Parameter, ...]
     buffer: Tensor
     views: tuple[Tensor, ...]
+    mean: Tensor
+    means: tuple[Tensor, ...]
     turns: int = 0
+    dropped: int = 0
     turn: Turn | None = None
 
     @classmethod
@@ -55,12 +62,29 @@ class Layer:
         values = tuple(parameters.values())
         wide = values[0].dtype == torch.float64
         total = sum(p.numel() for p in values)
-        buffer = torch.zeros(total, dtype=torch.float64 if wide else torch.float32)
-        views, offset = [], 0
-        for p in values:
-            views.append(_view(buffer, offset, p))
-            offset += p.numel()
-        return cls(index, name, optimizer, tuple(parameters), values, buffer, tuple(views))
+        own, mean = (
+            torch.zeros(total, dtype=torch.float64 if wide else torch.float32) for _ in range(2)
+        )
+        names = tuple(parameters)
+        views, means = _views(own, values), _views(mean, values)
+        return cls(index, name, optimizer, names, values, own, views, mean, means)
+
+    def holds(self, gradient: Tensor, place: int) -> bool:
+        """Whether a gradient lies in this layer's memory already."""
+        view = self.views[place]
+        return gradient.data_ptr() == view.data_ptr() and gradient.dtype == view.dtype
+
+    def accepts(self, gradient: Tensor, place: int) -> bool:
+        """Whether a gradient on its way to its parameter may go to this layer's memory."""
+        turn, view = self.turn, self.views[place]
+        is_free = turn is None or (not turn.is_marked and place not in turn.seen)
+        is_alike = gradient.dtype == view.dtype and gradient.shape == view.shape
+        return is_free and is_alike and self.parameters[place].grad is None
+
+
+def _views(buffer: Tensor, parameters: Sequence[nn.Parameter]) -> tuple[Tensor, ...]:
+    offsets = accumulate((p.numel() for p in parameters), initial=0)
+    return tuple(_view(buffer, start, p) for start, p in zip(offsets, parameters, strict=False))
 
 
 def _view(buffer: Tensor, offset: int, parameter: nn.Parameter) -> Tensor:

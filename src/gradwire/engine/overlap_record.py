@@ -125,5 +125,5 @@ class StepRecord:
             transfers=tuple((t.start_s - self.start_s, t.end_s - self.start_s) for t in traffic),
             sent_bytes=sum(t.sent_bytes for t in traffic),
             received_bytes=sum(t.received_bytes for t in traffic),
-            codec_s=sum(e - s for _, s, e in tuple(exchange.codec_spans)) if exchange else 0.0,
+            codec_s=exchange.codec_s if exchange else 0.0,
         )

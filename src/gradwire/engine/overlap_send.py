@@ -21,6 +21,7 @@ from gradwire.plan import Plan
 from gradwire.spec import ReducerSpec, reducer_from_dict, to_dict
 
 _MEASURED_EVERY = 10
+_ATTEMPTS = 8
 
 
 class Sender:
@@ -70,7 +71,7 @@ class Sender:
         layer = turn.layer
         turn.exchange = LayerExchange(
             self._schemes.of(layer, all_dense=turn.number < self._plan.warmup_steps),
-            layer.buffer,
+            layer,
             Key(self._plan.seed, turn.number, self._mailbox.rank),
             self.feedback.state,
             [name for name, used in zip(layer.names, turn.used, strict=True) if not used],
@@ -78,7 +79,9 @@ class Sender:
         )
         self.track(turn.exchange.done)
         place = float(self._places[layer.index])
-        number = (turn.number * len(self._layers) + layer.index) * CHANNELS
+        # A rank that repeats a backward pass alone must not meet the others' next step.
+        attempt = turn.number * _ATTEMPTS + layer.dropped % _ATTEMPTS
+        number = (attempt * len(self._layers) + layer.index) * CHANNELS
         mailbox = self._mailbox.at(place)
         turn.exchange.submit(self._worker, mailbox, number, place, self._scratch)
 
@@ -112,5 +115,6 @@ class Sender:
         turns = saved.get("turns", {})
         for layer in self._layers:
             layer.turns = int(turns.get(layer.name, saved["steps_done"]))
+            layer.dropped = 0
         reducers = saved.get("reducers", {})
         self._schemes.restore({name: reducer_from_dict(d) for name, d in reducers.items()})

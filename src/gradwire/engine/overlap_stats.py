@@ -25,7 +25,7 @@ class LayerStep:
         transfers: Start and end of each exchange.
         sent_bytes: Bytes this rank handed to the network.
         received_bytes: Bytes this rank took from the network.
-        codec_s: How long encoding and decoding took.
+        codec_s: How long encoding and decoding kept a core busy.
     """
 
     name: str

@@ -56,10 +56,11 @@ class Turn:
         return self.groups is not None
 
     def take(self, place: int) -> None:
-        """Copy a gradient into the layer's memory."""
+        """Copy a gradient into the layer's memory, unless it lies there already."""
         gradient = self.layer.parameters[place].grad
         assert gradient is not None, "hooks run once it is there"
-        self.layer.views[place].copy_(gradient.detach())
+        if not self.layer.holds(gradient, place):
+            self.layer.views[place].copy_(gradient.detach())
         if not self.seen:
             self.sample = _sample(gradient)
         self.seen[place] = (gradient, gradient._version)  # noqa: SLF001 - no public way to read it

@@ -70,12 +70,12 @@ class Updater:
             raise SpecError(
                 "GradScaler", "used", "possible: gradients have left already; use bfloat16"
             )
-        known = sum(len(group["params"]) for group in optimizer.param_groups)
-        if known != len(self._places):
+        held = [id(p) for group in optimizer.param_groups for p in group["params"]]
+        if held != list(self._places):
             raise SpecError(
                 "parameters of the optimizer",
-                known,
-                f"{len(self._places)}, as when overlap was called: it does not follow new ones",
+                f"{len(held)}, {len(set(held) - set(self._places))} of them new",
+                f"{len(self._places)}, the same as when overlap was called: call it after changes",
             )
         if any(p.grad is not None for p in self._frozen):
             raise SpecError(

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from gradwire.engine.feedback import ErrorFeedback
 from gradwire.engine.layout import Layouts
+from gradwire.errors import StateError
 from gradwire.plan import DENSE, Assignment, Parameter, Plan
 from gradwire.reduce.base import Reducer, build
 from gradwire.spec import ReducerSpec
@@ -140,6 +141,25 @@ class Scheme:
             if name in self._owed and not (hold_unused and not bool(gradient.any())):
                 gradient.add_(self._owed.pop(name).view(-1))
             offset += numel
+
+    def tensors(self) -> dict[str, dict[str, Tensor]]:
+        """Return copies of what a checkpoint needs, by kind and parameter name."""
+        owed = {name: residual.clone() for name, residual in self._owed.items()}
+        return self.feedback.tensors() | ({"owed": owed} if owed else {})
+
+    def load(self, saved: Mapping[str, Any], scale: float | None) -> None:
+        """Take over what `tensors` returned: times `scale`, or warm starts only if it is None.
+
+        Raises:
+            StateError: A tensor has another shape than the parameter.
+        """
+        self.feedback.load(saved, scale)
+        self._owed = {}
+        if scale is not None:
+            for name, residual in saved.get("owed", {}).items():
+                if residual.numel() != self._numel.get(name):
+                    raise StateError(f"what {name!r} owes has {residual.numel()} values")
+                self._owed[name] = residual * scale
 
     def rescale(self, factor: float) -> None:
         """Multiply what is owed, after gradients have changed their unit."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import median
 
 from gradwire.timeline import Kind, Span, Timeline
@@ -109,8 +109,15 @@ class StepStats:
             >>> StepStats(0, (bucket,), 0.0, 3.0, True).timeline().spans[1].end_s
             4.0
         """
-        starts = [start for b in self.buckets for _, start, _ in b.spans]
-        origin = min(starts, default=0.0)
+        spans = self.spans(rank)
+        origin = min((s.start_s for s in spans), default=0.0)
+        shifted = tuple(
+            replace(s, start_s=s.start_s - origin, end_s=s.end_s - origin) for s in spans
+        )
+        return Timeline(shifted, max((s.end_s for s in shifted), default=0.0))
+
+    def spans(self, rank: int = 0) -> tuple[Span, ...]:
+        """Return the same in seconds of `time.perf_counter`."""
         spans = []
         for bucket in self.buckets:
             num_bytes = bucket.sent_bytes
@@ -118,8 +125,8 @@ class StepStats:
                 carried = num_bytes if kind == "transfer" else 0
                 num_bytes -= carried
                 name = f"bucket {bucket.index}"
-                spans.append(Span(rank, kind, name, start - origin, end - origin, carried))
-        return Timeline(tuple(spans), max((s.end_s for s in spans), default=0.0))
+                spans.append(Span(rank, kind, name, start, end, carried))
+        return tuple(spans)
 
     def scalars(self) -> dict[str, float]:
         """Return the numbers a logger wants, by name.

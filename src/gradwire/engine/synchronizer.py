@@ -147,8 +147,12 @@ class Synchronizer:
     @property
     def plan(self) -> Plan:
         """The plan in use, or agreed on for the next step; equal on all ranks."""
-        agreed = self._pilot.switch.plan if self._pilot is not None else None
-        return agreed or self._next_plan or self._scheme.plan
+        return self._agreed or self._scheme.plan
+
+    @property
+    def _agreed(self) -> Plan | None:
+        """The plan to take in the next step, if it is another."""
+        return (self._pilot.switch.plan if self._pilot is not None else None) or self._next_plan
 
     @property
     def decision(self) -> Choice | None:
@@ -448,9 +452,15 @@ class Synchronizer:
         The key carries the rank, because `torch.distributed.checkpoint` keeps
         one copy of equal keys. Save it on every rank.
         """
-        label = self._scheme.variant.label
+        scheme = self._scheme
         return pack(
-            self.rank, self.world_size, self._steps_done, self.plan, self._scheme.feedback, label
+            self.rank,
+            self.world_size,
+            self._steps_done,
+            scheme.plan,
+            scheme.tensors(),
+            scheme.variant.label,
+            self._agreed,
         )
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -465,14 +475,17 @@ class Synchronizer:
                 another shape or values that are not finite.
         """
         saved = unpack(state, self.rank, self._scheme.variant.label)
+        self._next_plan = None
         if self._pilot is not None:
             # Its own choice goes on: another one would give other bits.
             self._scheme = self._scheme.followed_by(Plan.from_json(saved["plan"]))
-        self._scheme.feedback.load(saved, residual_scale(saved, self.rank, self.world_size))
+            if "next_plan" in saved:
+                self._next_plan = Plan.from_json(saved["next_plan"])
+        self._scheme.load(saved, residual_scale(saved, self.rank, self.world_size))
         self._steps_done = int(saved["steps_done"])
         self._has_agreed = False
         if self._pilot is not None:
-            self._pilot.resume(self._scheme.plan, self._steps_done)
+            self._pilot.resume(self._next_plan or self._scheme.plan, self._steps_done)
 
     def close(self) -> None:
         """Stop the threads and disconnect. Can be called twice.

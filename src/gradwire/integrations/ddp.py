@@ -25,8 +25,9 @@ from gradwire.engine.synchronizer import Synchronizer
 from gradwire.integrations.agreement import Options, agree, device_of, stranger, trained
 from gradwire.integrations.clock import Clock
 from gradwire.integrations.machine import find_machine
-from gradwire.integrations.pilot import AutoPilot, Task, candidates
-from gradwire.plan import DENSE, Parameter, Plan
+from gradwire.integrations.pilot import AutoPilot, Task
+from gradwire.plan import AUTO, DENSE, Parameter, Plan
+from gradwire.planner.shortlist import candidates
 from gradwire.spec import Auto, LowRank, ReducerSpec, parse_reducer
 
 _WRAPPED_IN = ("_orig_mod", "module", "_forward_module", "model", "strategy")
@@ -43,8 +44,13 @@ def attach_ddp(
     check_every: int = 0,
     on_step: Callable[[StepStats], None] | None = None,
     mesh: DeviceMesh | None = None,
+    mailbox: Mailbox | None = None,
 ) -> Synchronizer:
-    """Compress the gradients of a DistributedDataParallel model; see `attach`."""
+    """Compress the gradients of a DistributedDataParallel model; see `attach`.
+
+    `mailbox` connects the ranks in place of the model's process group, and is
+    closed with the result.
+    """
     ddp = find_ddp(model)
     if ddp.static_graph:
         warnings.warn(
@@ -53,11 +59,11 @@ def attach_ddp(
             UserWarning,
             stacklevel=2,
         )
-    mailbox: Mailbox = TorchMailbox(ddp.process_group)
+    mailbox = mailbox or TorchMailbox(ddp.process_group)
     group: DistGroup | None = None
     try:
         options = Options(link, check_every, on_step, mesh)
-        chosen, parameters = agree(ddp, plan, options, mailbox)
+        chosen, parameters = agree(ddp, AUTO if plan is None else plan, options, mailbox)
         device = device_of(ddp)
         group = _group(ddp, device)
         if link is not None:
@@ -102,7 +108,7 @@ def _pilot(
         return begin, None  # nothing that could be compressed
     if device_of(ddp).type != "cpu":
         return begin, None  # a GPU's times are not those at which its hooks are called
-    specs = [parse_reducer(name) for name in candidates(plan.auto)]
+    specs = [parse_reducer(name) for name in candidates(plan.auto, mailbox.world_size)]
     is_free = options.link is None
     machine = find_machine(mailbox, specs, is_kept=is_free)
     is_usual = all(p.dtype == "float32" and not p.is_sparse for p in parameters)
@@ -239,14 +245,14 @@ class _Hook:
 
 def _hook(state: _Hook, bucket: GradBucket) -> torch.futures.Future[Tensor]:
     """Start averaging a bucket; DDP calls this once per bucket, in order."""
-    arrived: torch.futures.Future[tuple[Tensor | None, BaseException | None]] = (
-        torch.futures.Future(devices=state.devices)
-    )
-    result = arrived.then(_unwrap)
     names = state.names(bucket)
     state.look(names, bucket)
     if state.sync.is_left_to_backend:
         return state.leave(names, bucket)
+    arrived: torch.futures.Future[tuple[Tensor | None, BaseException | None]] = (
+        torch.futures.Future(devices=state.devices)
+    )
+    result = arrived.then(_unwrap)
     state.sync.reduce(
         bucket.index(),
         bucket.buffer(),

@@ -53,8 +53,8 @@ def overlap(  # noqa: PLR0913 - all but the first three by keyword
     Args:
         model: A plain module, not wrapped in DDP.
         optimizer: What updates its parameters, or several of them; in use as before.
-        plan: As for `attach`, or `"aqgb"`: each layer in as many bits as can be
-            hidden behind computation.
+        plan: As for `attach`, but not `"auto"`; or `"aqgb"`: each layer in as
+            many bits as can be hidden behind computation. None is 6 bits.
         group: The ranks, or None for all of them.
         controller: Chooses the reducer of each layer while training runs, in
             place of that of an adaptive plan.
@@ -127,6 +127,7 @@ def start(
         settings: Everything else.
     """
     model = getattr(model, "_orig_mod", model)
+    mailbox.measure_latency()
     _copy_from_first(model, mailbox)
     table = find_layers(model, optimizers)
     if settings.controller is None and plan.adaptive is not None:
@@ -152,7 +153,7 @@ class _Reading:
         self.parameters: list[Parameter] = []
         self.problem: Exception | None = None
         try:
-            self.plan = load_plan(plan)
+            self.plan = _given(load_plan(plan))
             self.optimizers = _optimizers(optimizer)
             _check(settings, link)
             _refuse(model, self.optimizers)
@@ -162,6 +163,14 @@ class _Reading:
                 Updater(each)
         except Exception as error:  # noqa: BLE001 - raised once the others know
             self.problem = error
+
+
+def _given(plan: Plan) -> Plan:
+    """Refuse a plan that is chosen from what steps of DDP take."""
+    if plan.auto is not None:
+        allowed = 'a fixed plan, or adaptive: "aqgb" gives each layer what can be hidden'
+        raise SpecError("plan", "auto", allowed)
+    return plan
 
 
 def _optimizers(optimizer: Optimizer | Sequence[Optimizer]) -> tuple[Optimizer, ...]:

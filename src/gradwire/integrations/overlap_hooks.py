@@ -7,6 +7,7 @@ from types import MethodType
 
 import torch
 from torch import nn
+from torch.autograd.graph import Node
 from torch.optim import Optimizer
 
 from gradwire.engine.overlap import Overlap
@@ -27,6 +28,7 @@ class Hooks:
         self._needed_by = {name: table.needed_by.get(name, []) for name, _ in model.named_modules()}
         self._called: set[str] = set()
         self._is_forward = False
+        self._accumulators: list[Node] = []
 
     def install(self, optimizers: Sequence[Optimizer]) -> None:
         """Register all hooks."""
@@ -38,6 +40,9 @@ class Hooks:
         self._model.register_forward_hook(_EndHook(self))
         for layer in self._layers:
             for place, p in enumerate(layer.parameters):
+                node = torch.autograd.graph.get_gradient_edge(p).node
+                node.register_prehook(_incoming_hook(self._engine, layer, place))
+                self._accumulators.append(node)  # parameters do not keep them
                 hook = _gradient_hook(self._engine, layer, place)
                 p.register_post_accumulate_grad_hook(hook)  # type: ignore[no-untyped-call]
         for number, optimizer in enumerate(optimizers):
@@ -132,6 +137,16 @@ class _NoHook:
 
     def __call__(self, *_args: object) -> None:
         """Do nothing."""
+
+
+def _incoming_hook(
+    engine: Overlap, layer: Layer, place: int
+) -> Callable[[tuple[torch.Tensor, ...]], tuple[torch.Tensor] | None]:
+    def incoming(gradients: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor] | None:
+        taken = engine.incoming(layer, place, gradients[0])
+        return None if taken is None else (taken,)
+
+    return incoming
 
 
 def _gradient_hook(engine: Overlap, layer: Layer, place: int) -> Callable[[torch.Tensor], None]:

@@ -14,18 +14,18 @@ from gradwire.comm.base import Mailbox
 from gradwire.engine.scheme import Scheme
 from gradwire.engine.stats import StepStats
 from gradwire.engine.switch import Order, Switch
-from gradwire.hardware import Hardware, Line, LinkSpeed
+from gradwire.hardware import Hardware
 from gradwire.integrations.clock import Clock, workload_of
 from gradwire.integrations.machine import Machine
 from gradwire.measure.errors import measure_errors
-from gradwire.plan import Parameter, Plan
+from gradwire.plan import DENSE, Parameter, Plan
 from gradwire.planner.choice import Choice, advice_of, name_of, reason_of
-from gradwire.planner.drift import drifted
-from gradwire.planner.errors import NORMAL_ERRORS
-from gradwire.planner.select import CANDIDATES, CAPS_BYTES, Decision, Limits, select_plan
-from gradwire.planner.shortlist import Contender, best_of, shortlist
+from gradwire.planner.drift import DRIFT, drifted, moved
+from gradwire.planner.select import CAPS_BYTES, Decision, Limits, select_plan
+from gradwire.planner.shortlist import Contender, candidates, shortlist
 from gradwire.planner.step import Setting
-from gradwire.spec import Auto, parse_reducer, spec_name
+from gradwire.planner.trial import Trial
+from gradwire.spec import parse_reducer
 
 WARMUP_STEPS = 2
 """DDP rebuilds its buckets after the first step."""
@@ -33,34 +33,9 @@ WARMUP_STEPS = 2
 _WINDOW = 3
 """Steps of a look at the costs."""
 
-_TURNS = 2
-_UNDECIDED = 0.06
-"""Plans this much slower than the fastest after a turn are given up."""
-
 Orders = Generator[Order, None, None]
 Errors = dict[str, dict[str, float]]
 _T = TypeVar("_T")
-
-
-def candidates(auto: Auto) -> tuple[str, ...]:
-    """Return what is worth measuring: codecs that may keep to the error allowed.
-
-    Low rank depends on the gradients alone. A codec that loses twice as much on
-    normal values may still do on others.
-
-    Example:
-        >>> "int6" in candidates(Auto()), "int2" in candidates(Auto())
-        (True, False)
-    """
-    return tuple(
-        name
-        for name in CANDIDATES
-        if "@" not in name
-        and (
-            name.startswith("low_rank")
-            or NORMAL_ERRORS.get(spec_name(parse_reducer(name)), 1.0) <= 2 * auto.max_error
-        )
-    )
 
 
 class Task(NamedTuple):
@@ -99,6 +74,7 @@ class AutoPilot:
         self._plan = plan
         self._auto = plan.auto
         self._task = task
+        self._names = candidates(plan.auto, task.world_size)
         self._machine = machine
         self.clock = Clock() if mailbox.rank == 0 else None
         self.switch = Switch(mailbox, self._lead if self.clock is not None else None)
@@ -106,6 +82,7 @@ class AutoPilot:
         self._orders = self._course()
         self._step = 0
         self._planner: ThreadPoolExecutor | None = None
+        self._observed: tuple[float, float] | None = None
 
     def note(self, stats: StepStats) -> None:
         """See `Pilot.note`."""
@@ -142,9 +119,10 @@ class AutoPilot:
         yield Order(None, 1)
         self.clock.is_sampling = False
         steps = range(self._step - self._auto.observed_steps, self._step)
-        errors = self._submit(_errors, dict(self.clock.samples), candidates(self._auto))
+        errors = self._submit(_errors, dict(self.clock.samples), self._names)
         self.clock.samples.clear()
         yield from _until(errors)
+        self._observed = self._costs(steps)
         yield from self._choose(steps, self._machine.hardware, errors.result(), None)
         yield from self._watch(errors.result())
 
@@ -157,46 +135,40 @@ class AutoPilot:
     ) -> Orders:
         """Plan in the background, try what is close, and settle."""
         setting = self._setting(steps, hardware)
-        limits = Limits(self._auto.max_error, candidates(self._auto), (self._task.cap_bytes,))
+        limits = Limits(
+            self._auto.max_error,
+            self._names,
+            (self._task.cap_bytes,),
+        )
         planning = self._submit(_decide, setting, errors or {}, limits, current)
         yield from _until(planning)
         own, free, close = planning.result()
-        tried: dict[str, float] = {}
-        yield from self._try(close, tried)
-        best = best_of(close, tried) if tried else close[0]
+        trial = Trial(close)
+        yield from self._try(trial)
+        best = trial.best()
         self.decision = Choice(
             plan=best.plan,
             name=name_of(best.plan),
-            reason=reason_of(best, tried, own),
+            reason=reason_of(best, trial.step_s, own),
             decision=own,
             contenders=close,
-            step_s=tried,
+            step_s=trial.step_s,
             bucket_cap_mb=free.bucket_cap_mb,
             advice=advice_of(own, free),
             step=self._step,
         )
         yield Order(best.plan, WARMUP_STEPS)
 
-    def _try(self, close: Sequence[Contender], tried: dict[str, float]) -> Orders:
-        """Run plans in turn, twice those that are close after the first turn.
-
-        What disturbs a step only ever delays it, so the lower quartile counts.
-        """
+    def _try(self, trial: Trial) -> Orders:
+        """Let plans take turns until it is clear which are the fastest."""
         assert self.clock is not None
-        steps, left = self._auto.tried_steps, list(close)
-        periods: dict[str, list[float]] = {c.name: [] for c in close}
-        for _ in range(_TURNS):
-            if len(left) == 1:
-                return
-            for contender in left:
-                yield Order(replace(contender.plan, auto=self._auto), steps + 2)
-                periods[contender.name] += self.clock.periods_s(
-                    range(self._step - steps, self._step)
-                )
-                found = sorted(periods[contender.name])
-                tried[contender.name] = found[len(found) // 4]
-            limit_s = (1 + _UNDECIDED) * min(tried.values())
-            left = [c for c in left if tried[c.name] <= limit_s]
+        steps = self._auto.tried_steps
+        while not trial.is_over:
+            turn: dict[str, list[float]] = {}
+            for contender in trial.left:
+                yield Order(replace(contender.plan, auto=self._auto), steps + WARMUP_STEPS)
+                turn[contender.name] = self.clock.periods_s(range(self._step - steps, self._step))
+            trial.note(turn)
 
     def _setting(self, steps: range, hardware: Hardware) -> Setting:
         assert self.clock is not None
@@ -213,25 +185,63 @@ class AutoPilot:
 
     def _watch(self, errors: Errors | None) -> Orders:
         """Look at the costs from time to time; choose anew where they have moved."""
+        yield Order(None, WARMUP_STEPS)
+        while True:
+            is_left = self._is_left
+            look = self._look_at_periods() if is_left else self._look_at_costs()
+            steps, hardware = yield from look
+            yield from self._choose(steps, hardware, errors, None if is_left else self._plan)
+            self._machine = self._machine._replace(hardware=hardware)
+
+    @property
+    def _is_left(self) -> bool:
+        """Whether the plan in use is left to DDP."""
+        assigned = self._plan.assign(self._task.parameters, self._task.world_size)
+        return self._task.may_leave and all(a.reducer == DENSE for a in assigned.values())
+
+    def _look_at_costs(self) -> Generator[Order, None, tuple[range, Hardware]]:
+        """Return once what steps cost has moved, twice in a row: no passing disturbance."""
         before: tuple[float, float] | None = None
         has_moved = False
-        yield Order(None, WARMUP_STEPS)
         while True:
             for _ in range(_WINDOW):
                 yield Order(None, 1)
             steps = range(self._step - _WINDOW, self._step)
             costs = self._costs(steps)
-            if before is None:
-                before = costs
-            hardware = _moved(self._machine.hardware, before, costs)
+            before = before or costs
+            hardware = moved(self._machine.hardware, before, costs)
             is_moved = bool(drifted(self._machine.hardware, hardware))
-            if is_moved and has_moved:  # twice in a row: no passing disturbance
-                yield from self._choose(steps, hardware, errors, self._plan)
-                self._machine = self._machine._replace(hardware=hardware)
-                before, has_moved = None, False
-                continue
+            if is_moved and has_moved:
+                return steps, hardware
             has_moved = is_moved
             yield Order(None, self._auto.watched_steps)
+
+    def _look_at_periods(self) -> Generator[Order, None, tuple[range, Hardware]]:
+        """Return once steps that DDP averages take longer, twice in a row.
+
+        What they cost is not known then, so the default plan runs for some
+        steps, and is compared with what it cost when it was observed.
+        """
+        assert self.clock is not None
+        usual_s, has_moved = 0.0, False
+        while True:
+            yield Order(None, self._auto.watched_steps)
+            period_s = self.clock.period_s(
+                range(self._step - self._auto.watched_steps + 1, self._step)
+            )
+            usual_s = usual_s or period_s
+            is_moved = period_s > (1 + DRIFT) * usual_s
+            if is_moved and has_moved and self._observed is not None:
+                plain, count = self._plan, self._auto.observed_steps
+                yield Order(Plan.of(self._auto, seed=plain.seed), WARMUP_STEPS + count)
+                steps = range(self._step - count, self._step)
+                hardware = moved(self._machine.hardware, self._observed, self._costs(steps))
+                if drifted(self._machine.hardware, hardware):
+                    self._observed = self._costs(steps)
+                    return steps, hardware
+                usual_s, is_moved = 0.0, False
+                yield Order(plain, WARMUP_STEPS)
+            has_moved = is_moved
 
     def _costs(self, steps: range) -> tuple[float, float]:
         """Return seconds of link and codec per step."""
@@ -268,27 +278,3 @@ def _decide(
     if current is not None and own.plan == current:
         return own, free, (Contender("kept", current, own.prediction.step_s, 0.0),)
     return own, free, shortlist(own, errors, limits)
-
-
-def _moved(hardware: Hardware, before: tuple[float, float], now: tuple[float, float]) -> Hardware:
-    """Return the hardware whose costs have changed as those of a step have."""
-    link, codec = (b / a if a and b else 1.0 for a, b in zip(before, now, strict=True))
-
-    def slower(speed: LinkSpeed) -> LinkSpeed:
-        rate = speed.bandwidth_bytes_per_s / link
-        lines = {k: _times(v, link) for k, v in speed.collectives.items()}
-        return replace(
-            speed,
-            latency_s=speed.latency_s * link,
-            bandwidth_bytes_per_s=rate,
-            collectives=lines,
-        )
-
-    kernels = {name: _times(line, codec) for name, line in hardware.kernels.items()}
-    return replace(
-        hardware, kernels=kernels, within=slower(hardware.within), between=slower(hardware.between)
-    )
-
-
-def _times(line: Line, factor: float) -> Line:
-    return Line(line.fixed_s * factor, line.s_per_byte * factor, line.spread)

@@ -9,10 +9,10 @@ from torch.nn.parallel import DistributedDataParallel as DDP  # noqa: N817 - as 
 
 from gradwire.comm.torch_dist import TorchMailbox
 from gradwire.integrations.machine import find_machine
-from gradwire.integrations.pilot import candidates
 from gradwire.measure.errors import measure_model_errors
 from gradwire.measure.model import Loss, measure_workload
 from gradwire.planner.select import Limits, select_plan
+from gradwire.planner.shortlist import candidates
 from gradwire.planner.step import Setting
 from gradwire.spec import Auto, parse_reducer
 
@@ -24,7 +24,9 @@ up to 1.2 times faster, for less is left to send when backward ends."""
 def wrap(model: nn.Module, loss: Loss | None = None, **ddp_options: Any) -> DDP:  # noqa: ANN401 - DDP's own
     """Wrap a model in DDP, with buckets of the size that a plan wants.
 
-    Call it on every rank. `attach` still has to be called.
+    Call it on every rank. `attach` still has to be called. On the CPU gradients
+    lie in DDP's buckets (`gradient_as_bucket_view`), so that nobody has to wait
+    until they are copied out of them.
 
     Args:
         model: The model, on its device.
@@ -49,6 +51,8 @@ def wrap(model: nn.Module, loss: Loss | None = None, **ddp_options: Any) -> DDP:
     if is_cpu and is_free:
         cap_mb = USUAL_CAP_MB if loss is None else _advised(model, loss, ddp_options)
         ddp_options = {**ddp_options, "bucket_cap_mb": cap_mb}
+    if is_cpu:
+        ddp_options = {"gradient_as_bucket_view": True, **ddp_options}
     return DDP(model, **ddp_options)
 
 
@@ -58,7 +62,7 @@ def _advised(model: nn.Module, loss: Loss, ddp_options: dict[str, Any]) -> int:
     try:
         if mailbox.world_size == 1:
             return USUAL_CAP_MB
-        names = candidates(Auto())
+        names = candidates(Auto(), mailbox.world_size)
         specs = [parse_reducer(name) for name in names]
         machine = find_machine(mailbox, specs, is_kept=True)
         work = measure_workload(model, loss)

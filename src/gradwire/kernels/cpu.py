@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable, Sequence
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,8 @@ import torch
 from torch import Tensor
 
 from gradwire.errors import GradwireError
-from gradwire.kernels import ops, reference_planes, reference_sparse
+from gradwire.kernels import checks, reference_planes, reference_rotated, reference_sparse
+from gradwire.kernels.forms import form_of
 from gradwire.spec import FLOAT_BYTES, BitPlanes, Float, FloatFormat, Quantize, Sign
 
 ISA_LEVELS = ("baseline", "x86-64-v3", "x86-64-v4")
@@ -172,8 +173,8 @@ def _refuse(
     residual: Tensor | None = None,
 ) -> None:
     """Raise the error for arguments that the library found not to fit together."""
-    rows = ops.check_rows(segments, x, residual, spec.block_size)
-    ops.check_size(op, payload, spec.num_bytes([row[2] for row in rows]))
+    rows = checks.check_rows(segments, x, residual, spec.block_size)
+    checks.check_size(op, payload, spec.num_bytes([row[2] for row in rows]))
     raise AssertionError(op)
 
 
@@ -265,7 +266,7 @@ def mixed_decode(
     numbers = (
         [payload.data_ptr() for payload in payloads],
         [payload.numel() for payload in payloads],
-        [ops.MIXED_FORMATS.index(form) for form in formats],
+        [checks.MIXED_FORMATS.index(form) for form in formats],
         list(block_sizes),
         [0] * (2 * len(payloads)),
     )
@@ -281,9 +282,9 @@ def mixed_decode(
         out.numel(),
     ):
         for payload, form, block_size in zip(payloads, formats, block_sizes, strict=True):
-            spec = ops.mixed_spec(form, block_size)
-            rows = ops.check_rows(segments, out, None, block_size)
-            ops.check_size("mixed_decode", payload, spec.num_bytes([row[2] for row in rows]))
+            spec = checks.mixed_spec(form, block_size)
+            rows = checks.check_rows(segments, out, None, block_size)
+            checks.check_size("mixed_decode", payload, spec.num_bytes([row[2] for row in rows]))
         raise AssertionError("mixed_decode")
 
 
@@ -363,7 +364,7 @@ def sparse_threshold(
         density,
         thresholds.data_ptr(),
     ):
-        ops.check_rows(segments, x, residual)
+        checks.check_rows(segments, x, residual)
     return thresholds
 
 
@@ -375,9 +376,9 @@ def _refuse_sparse(
     x: Tensor,
     residual: Tensor | None = None,
 ) -> None:
-    rows = ops.check_rows(segments, x, residual)
-    limits = ops.check_capacities(rows, capacities.tolist())
-    ops.check_size(op, payload, reference_sparse.num_bytes(limits))
+    rows = checks.check_rows(segments, x, residual)
+    limits = checks.check_capacities(rows, capacities.tolist())
+    checks.check_size(op, payload, reference_sparse.num_bytes(limits))
     raise AssertionError(op)
 
 
@@ -476,17 +477,75 @@ def _refuse_shared(
     peaks: Tensor,
     levels: Tensor | None,
 ) -> None:
-    rows = ops.check_rows(segments, x, residual, block_size)
-    ops.check_blocks(rows, block_size, peaks)
+    rows = checks.check_rows(segments, x, residual, block_size)
+    checks.check_blocks(rows, block_size, peaks)
     if levels is not None:
-        ops.check_levels(rows, levels)
+        checks.check_levels(rows, levels)
     raise AssertionError(block_size)
 
 
 def hadamard(x: Tensor, block_size: int, out: Tensor) -> None:
-    """See `reference.hadamard`."""
+    """See `reference.hadamard`: butterflies, or two products for each block."""
     blocks = x.numel() // block_size
+    if form_of("hadamard") == "matrix":
+        left, right = (hadamard_base(size) for size in _sides(block_size))
+        grid = x.view(blocks, left.shape[0], right.shape[0])
+        scaled = torch.matmul(torch.matmul(left, grid), right) * block_size**-0.5
+        out.copy_(scaled.view(-1))
+        return
     library().gw_hadamard(x.data_ptr(), out.data_ptr(), blocks, block_size, block_size**-0.5)
+
+
+def _sides(block_size: int) -> tuple[int, int]:
+    power = block_size.bit_length() - 1
+    return 1 << power // 2, 1 << (power - power // 2)
+
+
+@cache
+def hadamard_base(size: int) -> Tensor:
+    """Return the matrix of ones and minus ones, `[size, size]`, not normalised.
+
+    Example:
+        >>> hadamard_base(2).tolist()
+        [[1.0, 1.0], [1.0, -1.0]]
+    """
+    base = torch.ones(1, 1)
+    while base.shape[0] < size:
+        base = torch.cat([torch.cat([base, base], 1), torch.cat([base, -base], 1)])
+    return base
+
+
+_PARTS = reference_rotated.Parts(quantize_encode, quantize_decode, hadamard)
+
+
+def rotated_encode(
+    x: Tensor,
+    segments: Tensor,
+    stream: int,
+    bits: int,
+    block_size: int,
+    nearest: bool,
+    residual: Tensor | None,
+    gain: float,
+    payload: Tensor,
+) -> None:
+    """See `reference_rotated.encode_with`: of the native kernels."""
+    where = (segments, stream, bits, block_size, nearest)
+    reference_rotated.encode_with(_PARTS, x, *where, residual, gain, payload)
+
+
+def rotated_decode(
+    payloads: Tensor,
+    segments: Tensor,
+    bits: int,
+    block_size: int,
+    divisor: float,
+    accumulate: bool,
+    out: Tensor,
+) -> None:
+    """See `reference_rotated.decode_with`: of the native kernels."""
+    where = (segments, bits, block_size)
+    reference_rotated.decode_with(_PARTS, payloads, *where, divisor, accumulate, out)
 
 
 KERNELS: dict[str, Callable[..., Tensor | None]] = {
@@ -507,4 +566,6 @@ KERNELS: dict[str, Callable[..., Tensor | None]] = {
     "shared_sum": shared_sum,
     "shared_decode": shared_decode,
     "hadamard": hadamard,
+    "rotated_encode": rotated_encode,
+    "rotated_decode": rotated_decode,
 }

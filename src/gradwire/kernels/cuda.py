@@ -23,7 +23,16 @@ OPS = (
     "sparse_threshold",
     "sparse_encode",
     "sparse_decode",
+    "planes_encode",
+    "planes_decode",
+    "mixed_decode",
     "hadamard",
+    "rotated_encode",
+    "rotated_decode",
+    "statistics",
+    "thin_product",
+    "transposed_product",
+    "orthonormal",
 )
 """Ops that have a kernel."""
 
@@ -49,11 +58,17 @@ def kernels() -> dict[str, Callable[..., Tensor | None]]:
     from gradwire.kernels.triton import (  # noqa: PLC0415 - Triton may be missing
         floats,
         hadamard,
+        low_rank,
+        mixed,
+        planes,
         quantize,
+        rotated,
         sign,
         sparse,
+        statistics,
         threshold,
     )
 
-    modules = (quantize, sign, floats, threshold, sparse, hadamard)
+    dense = (quantize, rotated, planes, sign, floats, mixed)
+    modules = (*dense, threshold, sparse, hadamard, statistics, low_rank)
     return {name: getattr(m, name) for name in OPS for m in modules if hasattr(m, name)}

@@ -13,62 +13,36 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any, cast
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from gradwire.errors import PayloadError, SpecError
-from gradwire.layout import num_blocks
-from gradwire.spec import (
-    FLOAT_BYTES,
-    MAX_BITS,
-    BitPlanes,
-    Float,
-    FloatFormat,
-    Quantize,
-    SharedScale,
-    Sign,
+from gradwire.errors import SpecError
+from gradwire.kernels.checks import (
+    check_capacity_table,
+    check_decode,
+    check_encode,
+    check_segments,
+    check_shared,
+    check_sums,
+    check_tensor,
+    mixed_spec,
 )
+from gradwire.spec import MAX_BITS, MAX_HADAMARD, BitPlanes, Float, FloatFormat, Quantize, Sign
 
-Row = tuple[int, int, int, int, int]
-"""One line of `segments`: offset, residual_offset, numel, start, stream."""
-
-MAX_HADAMARD = 4096
-"""Longest block of `hadamard`."""
+MAX_THRESHOLDS = 16
+"""Most thresholds of one call of `statistics`."""
 
 _quantize = functools.cache(Quantize)
 _sign = functools.cache(Sign)
 _float = functools.cache(Float)
 _planes = functools.cache(BitPlanes)
-_shared = functools.cache(SharedScale)
-
-MIXED_FORMATS = (*FLOAT_BYTES, "sign", *(f"quantize{bits}" for bits in range(1, MAX_BITS + 1)))
-"""What payloads of `mixed_decode` can be, by number."""
+_rotated = functools.cache(functools.partial(Quantize, rotation="hadamard"))
 
 _LIBRARY = torch.library.Library("gradwire", "DEF")  # type: ignore[no-untyped-call]
 _CHECKS: dict[str, Callable[..., Tensor | None]] = {}
-
-
-@functools.cache
-def mixed_spec(form: str, block_size: int) -> Float | Sign | Quantize:
-    """Return the spec of one of `MIXED_FORMATS`; scales of levels do not matter here.
-
-    Raises:
-        SpecError: No such format.
-
-    Example:
-        >>> mixed_spec("quantize4", 256).bits
-        4
-    """
-    if form not in MIXED_FORMATS:
-        raise SpecError("mixed_decode format", form, "one of: " + ", ".join(MIXED_FORMATS))
-    if form == "sign":
-        return Sign(block_size)
-    if form.startswith("quantize"):
-        return Quantize(int(form[len("quantize") :]), block_size)
-    return Float(cast("FloatFormat", form), block_size)
 
 
 def _define(
@@ -114,92 +88,6 @@ def implement(name: str, dispatch_key: str, kernel: Callable[..., Tensor | None]
     _LIBRARY.impl(name, run, dispatch_key)  # type: ignore[no-untyped-call]
 
 
-def check_rows(
-    segments: Tensor, x: Tensor, residual: Tensor | None = None, block_size: int = 1
-) -> list[Row]:
-    """Read `segments` and make sure that every stretch lies inside its tensors.
-
-    Raises:
-        SpecError: A stretch is empty or reaches beyond a tensor, or its start
-            is no multiple of the block size.
-    """
-    rows: list[Row] = [tuple(row) for row in segments.tolist()]
-    limit = None if residual is None else residual.numel()
-    for row in rows:
-        offset, residual_offset, numel, start, _ = row
-        if numel < 1 or offset < 0 or offset + numel > x.numel():
-            raise SpecError("segments", row, f"inside a bucket of {x.numel()} values")
-        if limit is not None and (residual_offset < 0 or residual_offset + numel > limit):
-            raise SpecError("segments", row, f"inside a residual of {limit} values")
-        if start < 0 or start % block_size:
-            raise SpecError("segments", row, f"begun at a multiple of {block_size} values")
-    return rows
-
-
-def check_size(what: str, payload: Tensor, expected_bytes: int) -> None:
-    """Make sure that a payload, or each row of payloads, has the right size.
-
-    Raises:
-        PayloadError: It has not.
-    """
-    if payload.shape[-1] != expected_bytes:
-        raise PayloadError(what, expected_bytes=expected_bytes, actual_bytes=int(payload.shape[-1]))
-
-
-def _check_tensor(name: str, tensor: Tensor, dtype: torch.dtype, ndim: int = 1) -> None:
-    if tensor.dtype != dtype or tensor.ndim != ndim or not tensor.is_contiguous():
-        found = f"{tensor.dtype} {list(tensor.shape)}"
-        raise SpecError(name, found, f"{dtype}, {ndim}-D and contiguous")
-
-
-def _check_segments(segments: Tensor) -> None:
-    _check_tensor("segments", segments, torch.int64, 2)
-    if segments.shape[1] != 5 or segments.device.type not in ("cpu", "meta"):  # noqa: PLR2004 - see Row
-        found = f"{list(segments.shape)} on {segments.device}"
-        raise SpecError("segments", found, "[count, 5] on cpu")
-
-
-def _check_encode(
-    x: Tensor, segments: Tensor, residual: Tensor | None, gain: float, payload: Tensor
-) -> None:
-    _check_tensor("x", x, torch.float32)
-    _check_segments(segments)
-    _check_tensor("payload", payload, torch.uint8)
-    if residual is not None:
-        _check_tensor("residual", residual, torch.float32)
-    if not 0 <= gain < math.inf:
-        raise SpecError("gain", gain, "finite and at least 0")
-
-
-def _check_decode(payloads: Tensor, segments: Tensor, divisor: float, out: Tensor) -> None:
-    _check_tensor("payloads", payloads, torch.uint8, 2)
-    _check_segments(segments)
-    _check_tensor("out", out, torch.float32)
-    if payloads.shape[0] < 1:
-        raise SpecError("payloads", list(payloads.shape), "at least one row")
-    if not 0 < divisor < math.inf:
-        raise SpecError("divisor", divisor, "finite and above 0")
-
-
-def _check_capacities(segments: Tensor, capacities: Tensor) -> None:
-    _check_tensor("capacities", capacities, torch.int64)
-    if capacities.shape[0] != segments.shape[0]:
-        raise SpecError("capacities", list(capacities.shape), f"[{segments.shape[0]}]")
-
-
-def check_capacities(rows: Sequence[Row], capacities: Iterable[int]) -> list[int]:
-    """Make sure that no stretch is asked for more values than it has.
-
-    Raises:
-        SpecError: A capacity is negative or larger than its stretch.
-    """
-    limits = list(capacities)
-    for row, capacity in zip(rows, limits, strict=True):
-        if not 0 <= capacity <= row[2]:
-            raise SpecError("capacities", capacity, f"between 0 and the stretch's {row[2]} values")
-    return limits
-
-
 @_define(
     "quantize_encode(Tensor x, Tensor segments, int stream, int bits, int block_size, "
     "bool nearest, Tensor(a!)? residual, float gain, Tensor(b!) payload, bool l2=False) -> ()"
@@ -216,7 +104,7 @@ def _(
     payload: Tensor,
     l2: bool = False,
 ) -> None:
-    _check_encode(x, segments, residual, gain, payload)
+    check_encode(x, segments, residual, gain, payload)
     _quantize(bits, block_size, scale="l2" if l2 else "max")
 
 
@@ -233,8 +121,44 @@ def _(
     _accumulate: bool,
     out: Tensor,
 ) -> None:
-    _check_decode(payloads, segments, divisor, out)
+    check_decode(payloads, segments, divisor, out)
     _quantize(bits, block_size)
+
+
+@_define(
+    "rotated_encode(Tensor x, Tensor segments, int stream, int bits, int block_size, "
+    "bool nearest, Tensor(a!)? residual, float gain, Tensor(b!) payload) -> ()"
+)
+def _(
+    x: Tensor,
+    segments: Tensor,
+    _stream: int,
+    bits: int,
+    block_size: int,
+    _nearest: bool,
+    residual: Tensor | None,
+    gain: float,
+    payload: Tensor,
+) -> None:
+    check_encode(x, segments, residual, gain, payload)
+    _rotated(bits, block_size)
+
+
+@_define(
+    "rotated_decode(Tensor payloads, Tensor segments, int bits, int block_size, "
+    "float divisor, bool accumulate, Tensor(a!) out) -> ()"
+)
+def _(
+    payloads: Tensor,
+    segments: Tensor,
+    bits: int,
+    block_size: int,
+    divisor: float,
+    _accumulate: bool,
+    out: Tensor,
+) -> None:
+    check_decode(payloads, segments, divisor, out)
+    _rotated(bits, block_size)
 
 
 @_define(
@@ -249,7 +173,7 @@ def _(
     gain: float,
     payload: Tensor,
 ) -> None:
-    _check_encode(x, segments, residual, gain, payload)
+    check_encode(x, segments, residual, gain, payload)
     _sign(block_size)
 
 
@@ -265,7 +189,7 @@ def _(
     _accumulate: bool,
     out: Tensor,
 ) -> None:
-    _check_decode(payloads, segments, divisor, out)
+    check_decode(payloads, segments, divisor, out)
     _sign(block_size)
 
 
@@ -282,7 +206,7 @@ def _(
     gain: float,
     payload: Tensor,
 ) -> None:
-    _check_encode(x, segments, residual, gain, payload)
+    check_encode(x, segments, residual, gain, payload)
     _float(format, block_size)
 
 
@@ -299,7 +223,7 @@ def _(
     _accumulate: bool,
     out: Tensor,
 ) -> None:
-    _check_decode(payloads, segments, divisor, out)
+    check_decode(payloads, segments, divisor, out)
     _float(format, block_size)
 
 
@@ -318,7 +242,7 @@ def _(
     gain: float,
     payload: Tensor,
 ) -> None:
-    _check_encode(x, segments, residual, gain, payload)
+    check_encode(x, segments, residual, gain, payload)
     _planes(bits, planes, block_size)
 
 
@@ -336,7 +260,7 @@ def _(
     _accumulate: bool,
     out: Tensor,
 ) -> None:
-    _check_decode(payloads, segments, divisor, out)
+    check_decode(payloads, segments, divisor, out)
     _planes(bits, planes, block_size)
 
 
@@ -357,16 +281,16 @@ def _(
         found = f"{len(payloads)} payloads, {len(formats)} formats, {len(block_sizes)} block sizes"
         raise SpecError("mixed_decode", found, "one format and one block size for each payload")
     for payload, form, block_size in zip(payloads, formats, block_sizes, strict=True):
-        _check_decode(payload[None], segments, divisor, out)
+        check_decode(payload[None], segments, divisor, out)
         mixed_spec(form, block_size)
 
 
 @_define("sparse_threshold(Tensor x, Tensor segments, Tensor? residual, float density) -> Tensor")
 def _(x: Tensor, segments: Tensor, residual: Tensor | None, density: float) -> Tensor:
-    _check_tensor("x", x, torch.float32)
-    _check_segments(segments)
+    check_tensor("x", x, torch.float32)
+    check_segments(segments)
     if residual is not None:
-        _check_tensor("residual", residual, torch.float32)
+        check_tensor("residual", residual, torch.float32)
     if not 0 < density <= 1:
         raise SpecError("density", density, "above 0 and at most 1")
     return x.new_empty(segments.shape[0])
@@ -385,9 +309,9 @@ def _(
     gain: float,
     payload: Tensor,
 ) -> None:
-    _check_encode(x, segments, residual, gain, payload)
-    _check_capacities(segments, capacities)
-    _check_tensor("thresholds", thresholds, torch.float32)
+    check_encode(x, segments, residual, gain, payload)
+    check_capacity_table(segments, capacities)
+    check_tensor("thresholds", thresholds, torch.float32)
     if thresholds.shape[0] != segments.shape[0]:
         raise SpecError("thresholds", list(thresholds.shape), f"[{segments.shape[0]}]")
 
@@ -404,8 +328,8 @@ def _(
     gain: float,
     payload: Tensor,
 ) -> None:
-    _check_encode(x, segments, residual, gain, payload)
-    _check_capacities(segments, capacities)
+    check_encode(x, segments, residual, gain, payload)
+    check_capacity_table(segments, capacities)
 
 
 @_define(
@@ -420,43 +344,8 @@ def _(
     _accumulate: bool,
     out: Tensor,
 ) -> None:
-    _check_decode(payloads, segments, divisor, out)
-    _check_capacities(segments, capacities)
-
-
-def check_blocks(rows: Sequence[Row], block_size: int, peaks: Tensor) -> None:
-    """Make sure that there is a peak for each block.
-
-    Raises:
-        SpecError: There are more or fewer.
-    """
-    expected = sum(num_blocks(row[2], block_size) for row in rows)
-    if peaks.numel() != expected:
-        raise SpecError("peaks", list(peaks.shape), f"[{expected}], one for each block")
-
-
-def check_levels(rows: Sequence[Row], levels: Tensor) -> None:
-    """Make sure that there is a level for each value.
-
-    Raises:
-        SpecError: There are more or fewer.
-    """
-    expected = sum(row[2] for row in rows)
-    if levels.numel() != expected:
-        raise SpecError("levels", list(levels.shape), f"[{expected}], one for each value")
-
-
-def _check_shared(x: Tensor, segments: Tensor, peaks: Tensor, bits: int, block_size: int) -> None:
-    _check_tensor("x", x, torch.float32)
-    _check_segments(segments)
-    _check_tensor("peaks", peaks, torch.int32)
-    _shared(bits, block_size=block_size)
-
-
-def _check_sums(name: str, sums: Tensor) -> None:
-    if sums.dtype not in (torch.int8, torch.int16, torch.int32):
-        raise SpecError(f"dtype of {name}", sums.dtype, "int8, int16 or int32")
-    _check_tensor(name, sums, sums.dtype)
+    check_decode(payloads, segments, divisor, out)
+    check_capacity_table(segments, capacities)
 
 
 @_define(
@@ -464,9 +353,9 @@ def _check_sums(name: str, sums: Tensor) -> None:
     "Tensor(a!) peaks) -> ()"
 )
 def _(x: Tensor, segments: Tensor, residual: Tensor | None, block_size: int, peaks: Tensor) -> None:
-    _check_shared(x, segments, peaks, MAX_BITS, block_size)
+    check_shared(x, segments, peaks, MAX_BITS, block_size)
     if residual is not None:
-        _check_tensor("residual", residual, torch.float32)
+        check_tensor("residual", residual, torch.float32)
 
 
 @_define(
@@ -483,16 +372,16 @@ def _(
     residual: Tensor | None,
     levels: Tensor,
 ) -> None:
-    _check_shared(x, segments, peaks, bits, block_size)
-    _check_tensor("levels", levels, torch.int8)
+    check_shared(x, segments, peaks, bits, block_size)
+    check_tensor("levels", levels, torch.int8)
     if residual is not None:
-        _check_tensor("residual", residual, torch.float32)
+        check_tensor("residual", residual, torch.float32)
 
 
 @_define("shared_sum(Tensor levels, bool accumulate, Tensor(a!) total) -> ()")
 def _(levels: Tensor, _accumulate: bool, total: Tensor) -> None:
-    _check_tensor("levels", levels, torch.int8, 2)
-    _check_sums("total", total)
+    check_tensor("levels", levels, torch.int8, 2)
+    check_sums("total", total)
     if levels.shape[0] < 1 or levels.shape[1] != total.shape[0]:
         raise SpecError("levels", list(levels.shape), f"rows of {total.shape[0]}, at least one")
 
@@ -510,22 +399,55 @@ def _(
     divisor: float,
     out: Tensor,
 ) -> None:
-    _check_shared(out, segments, peaks, bits, block_size)
-    _check_sums("sums", sums)
+    check_shared(out, segments, peaks, bits, block_size)
+    check_sums("sums", sums)
     if not 0 < divisor < math.inf:
         raise SpecError("divisor", divisor, "finite and above 0")
 
 
 @_define("hadamard(Tensor x, int block_size, Tensor(a!) out) -> ()")
 def _(x: Tensor, block_size: int, out: Tensor) -> None:
-    _check_tensor("x", x, torch.float32)
-    _check_tensor("out", out, torch.float32)
+    check_tensor("x", x, torch.float32)
+    check_tensor("out", out, torch.float32)
     if not 1 <= block_size <= MAX_HADAMARD or block_size & (block_size - 1):
         raise SpecError("block_size", block_size, f"a power of two up to {MAX_HADAMARD}")
     if x.shape[0] % block_size:
         raise SpecError("x", list(x.shape), f"a multiple of {block_size} values long")
     if out.shape != x.shape:
         raise SpecError("out", list(out.shape), f"{list(x.shape)}, as long as x")
+
+
+@_define("statistics(Tensor x, float[] thresholds) -> Tensor")
+def _(x: Tensor, thresholds: Sequence[float]) -> Tensor:
+    check_tensor("x", x, torch.float32)
+    if len(thresholds) > MAX_THRESHOLDS:
+        raise SpecError("thresholds", len(thresholds), f"at most {MAX_THRESHOLDS}")
+    return x.new_empty(4 + len(thresholds), dtype=torch.float64)
+
+
+@_define("thin_product(Tensor m, Tensor q) -> Tensor")
+def _(m: Tensor, q: Tensor) -> Tensor:
+    _check_product(m, q, 1)
+    return m.new_empty(m.shape[0], q.shape[1])
+
+
+@_define("transposed_product(Tensor m, Tensor p) -> Tensor")
+def _(m: Tensor, p: Tensor) -> Tensor:
+    _check_product(m, p, 0)
+    return m.new_empty(m.shape[1], p.shape[1])
+
+
+@_define("orthonormal(Tensor p) -> Tensor")
+def _(p: Tensor) -> Tensor:
+    check_tensor("p", p, torch.float32, 2)
+    return torch.empty_like(p)
+
+
+def _check_product(m: Tensor, thin: Tensor, inner: int) -> None:
+    check_tensor("m", m, torch.float32, 2)
+    check_tensor("thin matrix", thin, torch.float32, 2)
+    if thin.shape[0] != m.shape[inner]:
+        raise SpecError("thin matrix", list(thin.shape), f"of {m.shape[inner]} rows")
 
 
 planes_encode = torch.ops.gradwire.planes_encode.default
@@ -546,3 +468,9 @@ shared_encode = torch.ops.gradwire.shared_encode.default
 shared_sum = torch.ops.gradwire.shared_sum.default
 shared_decode = torch.ops.gradwire.shared_decode.default
 hadamard = torch.ops.gradwire.hadamard.default
+rotated_encode = torch.ops.gradwire.rotated_encode.default
+rotated_decode = torch.ops.gradwire.rotated_decode.default
+statistics = torch.ops.gradwire.statistics.default
+thin_product = torch.ops.gradwire.thin_product.default
+transposed_product = torch.ops.gradwire.transposed_product.default
+orthonormal = torch.ops.gradwire.orthonormal.default

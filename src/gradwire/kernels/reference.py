@@ -35,8 +35,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from gradwire.kernels import ops
-from gradwire.kernels.ops import Row
+from gradwire.kernels import checks
+from gradwire.kernels.checks import Row
 from gradwire.key import GOLDEN
 from gradwire.layout import GROUP, align, num_blocks, packed_bytes
 from gradwire.spec import Quantize, Sign
@@ -323,9 +323,9 @@ def quantize_encode(
     (or its L2 norm) `m`, the level is `floor(v / m * L + u)`, `u` from `noise` or 1/2; the
     code adds `2**(bits - 1)` (1 bit: 1/2). The scale is `m / L`.
     """
-    rows = ops.check_rows(segments, x, residual, block_size)
+    rows = checks.check_rows(segments, x, residual, block_size)
     size = Quantize(bits, block_size).num_bytes([row[2] for row in rows])
-    ops.check_size("quantize_encode", payload, size)
+    checks.check_size("quantize_encode", payload, size)
     fraction = 16 if bits <= 6 else 12  # noqa: PLR2004 - so that products stay below 2**22
     largest, bias = (0.5, 0.5) if bits == 1 else (2.0 ** (bits - 1) - 1, 2.0 ** (bits - 1))
     one = 1 << fraction
@@ -360,9 +360,9 @@ def quantize_decode(
     out: Tensor,
 ) -> None:
     """Multiply levels by their block's scale."""
-    rows = ops.check_rows(segments, out, None, block_size)
+    rows = checks.check_rows(segments, out, None, block_size)
     size = Quantize(bits, block_size).num_bytes([row[2] for row in rows])
-    ops.check_size("quantize_decode", payloads, size)
+    checks.check_size("quantize_decode", payloads, size)
     bias = 0.5 if bits == 1 else 2.0 ** (bits - 1)
     sizes = [packed_bytes(row[2], bits) for row in rows]
 
@@ -420,9 +420,9 @@ def sign_encode(
     Where the sum of magnitudes overflows, the mean is formed from magnitudes
     times `2**-17`.
     """
-    rows = ops.check_rows(segments, x, residual, block_size)
+    rows = checks.check_rows(segments, x, residual, block_size)
     size = Sign(block_size).num_bytes([row[2] for row in rows])
-    ops.check_size("sign_encode", payload, size)
+    checks.check_size("sign_encode", payload, size)
 
     def encode(value: Tensor, _row: Row) -> Encoded:
         v = blocks(value, block_size)
@@ -451,9 +451,9 @@ def sign_decode(
     out: Tensor,
 ) -> None:
     """Give each scale its value's sign."""
-    rows = ops.check_rows(segments, out, None, block_size)
+    rows = checks.check_rows(segments, out, None, block_size)
     size = Sign(block_size).num_bytes([row[2] for row in rows])
-    ops.check_size("sign_decode", payloads, size)
+    checks.check_size("sign_decode", payloads, size)
     sizes = [packed_bytes(row[2], 1) for row in rows]
 
     def decode(payload: Tensor, index: int, numel: int) -> Tensor:

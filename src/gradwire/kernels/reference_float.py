@@ -10,7 +10,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from gradwire.kernels import ops
+from gradwire.kernels import checks
 from gradwire.kernels.reference import (
     Encoded,
     Peaks,
@@ -106,9 +106,9 @@ def float_encode(
     Blocks of float32 and bfloat16, which have no scale to mark them, travel as
     NaN where one of their values is not finite or would round to infinity.
     """
-    rows = ops.check_rows(segments, x, residual, block_size)
+    rows = checks.check_rows(segments, x, residual, block_size)
     size = Float(format, block_size).num_bytes([row[2] for row in rows])
-    ops.check_size("float_encode", payload, size)
+    checks.check_size("float_encode", payload, size)
     encode_stretches(
         x,
         rows,
@@ -129,9 +129,9 @@ def float_decode(
     out: Tensor,
 ) -> None:
     """Widen the short floats, and multiply by the block's scale if there is one."""
-    rows = ops.check_rows(segments, out, None, block_size)
+    rows = checks.check_rows(segments, out, None, block_size)
     spec = Float(format, block_size)
-    ops.check_size("float_decode", payloads, spec.num_bytes([row[2] for row in rows]))
+    checks.check_size("float_decode", payloads, spec.num_bytes([row[2] for row in rows]))
     width = FLOAT_BYTES[format]
 
     def decode(payload: Tensor, index: int, numel: int) -> Tensor:

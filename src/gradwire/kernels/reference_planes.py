@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from gradwire.errors import GradwireError
-from gradwire.kernels import ops
+from gradwire.kernels import checks
 from gradwire.kernels.reference import (
     blocks,
     decode_stretches,
@@ -64,9 +64,9 @@ def planes_encode(
     Levels are rounded with noise, in fixed point of 12 bits. The residual keeps
     what the planes sent do not tell.
     """
-    rows = ops.check_rows(segments, x, residual, block_size)
+    rows = checks.check_rows(segments, x, residual, block_size)
     spec = BitPlanes(bits, planes, block_size)
-    ops.check_size("planes_encode", payload, spec.num_bytes([row[2] for row in rows]))
+    checks.check_size("planes_encode", payload, spec.num_bytes([row[2] for row in rows]))
     if not rows:
         return
     largest, cut = float(2 ** (bits - 1) - 1), bits - planes
@@ -110,9 +110,11 @@ def planes_decode(
         GradwireError: A payload announces fewer than 2 planes, or more than
             there is room for.
     """
-    rows = ops.check_rows(segments, out, None, block_size)
+    rows = checks.check_rows(segments, out, None, block_size)
     numels = [row[2] for row in rows]
-    ops.check_size("planes_decode", payloads, BitPlanes(bits, planes, block_size).num_bytes(numels))
+    checks.check_size(
+        "planes_decode", payloads, BitPlanes(bits, planes, block_size).num_bytes(numels)
+    )
     sizes = [packed_bytes(n, 1) for n in numels]
     scale_bytes = align(4 * sum(num_blocks(n, block_size) for n in numels))
     for row in payloads if rows else payloads[:0]:
@@ -163,11 +165,11 @@ def mixed_decode(
     out: Tensor,
 ) -> None:
     """Sum payloads of different formats in their order, over the divisor."""
-    rows = ops.check_rows(segments, out, None, max(block_sizes, default=1))
+    rows = checks.check_rows(segments, out, None, max(block_sizes, default=1))
     parts = []
     for payload, form, block_size in zip(payloads, formats, block_sizes, strict=True):
         parts.append(torch.zeros_like(out))
-        _decode_one(payload[None], segments, ops.mixed_spec(form, block_size), parts[-1])
+        _decode_one(payload[None], segments, checks.mixed_spec(form, block_size), parts[-1])
     for offset, _, numel, _, _ in rows:
         total = parts[0][offset : offset + numel]
         for part in parts[1:]:

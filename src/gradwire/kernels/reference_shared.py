@@ -13,8 +13,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from gradwire.kernels import ops
-from gradwire.kernels.ops import Row
+from gradwire.kernels import checks
+from gradwire.kernels.checks import Row
 from gradwire.kernels.reference import (
     Peaks,
     blocks,
@@ -34,8 +34,8 @@ def shared_peaks(
     x: Tensor, segments: Tensor, residual: Tensor | None, block_size: int, peaks: Tensor
 ) -> None:
     """Find the largest magnitude of each block of what is owed."""
-    rows = ops.check_rows(segments, x, residual, block_size)
-    ops.check_blocks(rows, block_size, peaks)
+    rows = checks.check_rows(segments, x, residual, block_size)
+    checks.check_blocks(rows, block_size, peaks)
     found = [
         magnitude_bits(blocks(owed(x, row, residual, 0.0), block_size)).amax(1) for row in rows
     ]
@@ -59,9 +59,9 @@ def shared_encode(
     levels: Tensor,
 ) -> None:
     """Round each value to a level, as `quantize_encode` does with its own peaks."""
-    rows = ops.check_rows(segments, x, residual, block_size)
-    ops.check_blocks(rows, block_size, peaks)
-    ops.check_levels(rows, levels)
+    rows = checks.check_rows(segments, x, residual, block_size)
+    checks.check_blocks(rows, block_size, peaks)
+    checks.check_levels(rows, levels)
     fraction = 16 if bits <= 6 else 12  # noqa: PLR2004 - so that products stay below 2**22
     one, offset = 1 << fraction, 0
     for row, r in zip(rows, _by_stretch(rows, block_size, peaks), strict=True):
@@ -98,9 +98,9 @@ def shared_decode(
     out: Tensor,
 ) -> None:
     """Multiply sums of levels by their block's scale, and divide."""
-    rows = ops.check_rows(segments, out, None, block_size)
-    ops.check_blocks(rows, block_size, peaks)
-    ops.check_levels(rows, sums)
+    rows = checks.check_rows(segments, out, None, block_size)
+    checks.check_blocks(rows, block_size, peaks)
+    checks.check_levels(rows, sums)
     start = 0
     for row, r in zip(rows, _by_stretch(rows, block_size, peaks), strict=True):
         offset, _, numel, _, _ = row

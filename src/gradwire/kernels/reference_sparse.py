@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from gradwire.errors import GradwireError
-from gradwire.kernels import ops
+from gradwire.kernels import checks
 from gradwire.kernels.reference import blocks, divide, keep, magnitude_bits, owed, sum_blocks, write
 from gradwire.layout import GROUP, align
 
@@ -53,7 +53,7 @@ def sparse_threshold(
         Abdelmoniem et al., SIDCo (MLSys 2021): multi-stage fit of an
         exponential; bracket and sample are ours.
     """
-    rows = ops.check_rows(segments, x, residual)
+    rows = checks.check_rows(segments, x, residual)
     thresholds = [_threshold(owed(x, row, residual, 0), density) for row in rows]
     return torch.tensor(thresholds, dtype=torch.float32, device=x.device)
 
@@ -190,9 +190,9 @@ def _encode(
     payload: Tensor,
     select: Callable[[Tensor, int, int], Tensor],
 ) -> None:
-    rows = ops.check_rows(segments, x, residual)
-    limits = ops.check_capacities(rows, capacities.tolist())
-    ops.check_size("sparse_encode", payload, num_bytes(limits))
+    rows = checks.check_rows(segments, x, residual)
+    limits = checks.check_capacities(rows, capacities.tolist())
+    checks.check_size("sparse_encode", payload, num_bytes(limits))
     counts: list[int] = []
     places: list[Tensor] = []
     values: list[Tensor] = []
@@ -238,9 +238,9 @@ def sparse_decode(
     Raises:
         GradwireError: A count or a place is out of range.
     """
-    rows = ops.check_rows(segments, out)
-    limits = ops.check_capacities(rows, capacities.tolist())
-    ops.check_size("sparse_decode", payloads, num_bytes(limits))
+    rows = checks.check_rows(segments, out)
+    limits = checks.check_capacities(rows, capacities.tolist())
+    checks.check_size("sparse_decode", payloads, num_bytes(limits))
     first = align(4 * len(limits))
     room = align(4 * sum(limits))
     for index, (offset, _, numel, _, _) in enumerate(rows):

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import functools
 import os
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,13 +18,17 @@ import torch
 from torch import Tensor
 
 from gradwire.errors import BackendError, SpecError
+from gradwire.hardware import Line
 from gradwire.kernels import (
     cpu,
     cuda,
+    forms,
     ops,
     reference,
     reference_float,
     reference_planes,
+    reference_products,
+    reference_rotated,
     reference_shared,
     reference_sparse,
 )
@@ -34,9 +38,14 @@ BACKENDS = ("auto", "native", "triton", "reference")
 _MODULES = {
     "float": reference_float,
     "mixed": reference_planes,
+    "orthonormal": reference_products,
     "planes": reference_planes,
+    "rotated": reference_rotated,
     "shared": reference_shared,
     "sparse": reference_sparse,
+    "statistics": reference_products,
+    "thin": reference_products,
+    "transposed": reference_products,
 }
 
 REFERENCE = {
@@ -45,11 +54,25 @@ REFERENCE = {
 """The reference kernel of each op."""
 
 
-NO_KERNEL = {
-    "native": "exact selection is left to torch.topk",
-    "triton": "it has no Triton kernel",
+_PRODUCTS = "sums and products are left to torch and its matrix library"
+_NO_KERNEL = {
+    ("native", "sparse_topk_encode"): "exact selection is left to torch.topk",
+    ("native", "statistics"): _PRODUCTS,
+    ("native", "thin_product"): _PRODUCTS,
+    ("native", "transposed_product"): _PRODUCTS,
+    ("native", "orthonormal"): _PRODUCTS,
+    ("triton", "sparse_topk_encode"): "exact selection is left to torch.topk",
 }
-"""Why an op goes to the reference where its device's own back end can run."""
+
+
+def no_kernel(backend: str, op: str) -> str:
+    """Return why an op goes to the reference where its device's own back end can run.
+
+    Example:
+        >>> no_kernel("triton", "shared_sum")
+        'it has no triton kernel'
+    """
+    return _NO_KERNEL.get((backend, op), f"it has no {backend} kernel")
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +137,7 @@ def choose(
         raise BackendError("every op", backend, missing)
     reason = "GRADWIRE_BACKEND=reference" if requested == "reference" else missing
     return tuple(
-        Choice(name, "reference", reason or NO_KERNEL[backend])
+        Choice(name, "reference", reason or no_kernel(backend, name))
         if reason or name not in kernels
         else Choice(name, backend, None)
         for name in ops.names()
@@ -149,6 +172,23 @@ def report() -> Report:
     return Report(_REQUESTED, isa, _CHOICES, cuda_choices())
 
 
+def use_faster_forms(lines: Mapping[str, Line]) -> dict[str, forms.Form]:
+    """Let each kernel that exists twice run in the form that was measured as faster.
+
+    Forms sum in different orders, so all ranks have to be given the same lines.
+
+    Args:
+        lines: Measured kernels of `Hardware`.
+
+    Example:
+        >>> use_faster_forms({"hadamard, plain": Line(0, 1e-9), "hadamard, matrix": Line(0, 2e-9)})
+        {'hadamard': 'plain'}
+    """
+    chosen = forms.faster(lines)
+    forms.use(chosen)
+    return chosen
+
+
 def _register() -> None:
     for choice in _CHOICES:
         ops.implement(choice.op, "CompositeExplicitAutograd", REFERENCE[choice.op])
@@ -167,7 +207,8 @@ def _on_cuda(name: str) -> Callable[..., Tensor | None]:
         return cuda.kernels()[name] if chosen[name] == "triton" else REFERENCE[name]
 
     def run(*args: Any) -> Tensor | None:  # noqa: ANN401 - the op's own arguments
-        with torch.cuda.device(args[0].device):
+        first = args[0][0] if isinstance(args[0], list) else args[0]
+        with torch.cuda.device(first.device):
             return kernel()(*args)
 
     return run

@@ -26,6 +26,7 @@ from gradwire.lab.namespace import Namespace, missing
 from gradwire.lab.playback import Playback
 from gradwire.lab.probe import LineCheck, check_lines
 from gradwire.lab.script import RateChange, RateScript
+from gradwire.lab.softirq import PacketThreads
 from gradwire.lab.workers import Workers
 
 __all__ = ["Network", "missing"]
@@ -50,7 +51,8 @@ class Network:
         latency_s: One way, from rank to rank.
         mtu: Bytes of payload and IP headers in a frame.
         nice: Priority of the workers' sessions, from -20 (above all else on the
-            machine) to 0 (as it comes). None takes it from the environment
+            machine) to 0 (as it comes); the kernel's threads that carry packets
+            get it as well, meanwhile. None takes it from the environment
             variable `GRADWIRE_LAB_NICE`, or else -20.
         verify: Measure all limited lines on entering and refuse wrong rates.
 
@@ -92,6 +94,7 @@ class Network:
         self.checks: tuple[LineCheck, ...] = ()
         self._rates = _rates(world_size, rate_bytes_per_s)
         self._nice = _priority(nice)
+        self._packet_threads = PacketThreads(self._nice)
         self._verify = verify
         self._hub: Namespace | None = None
         self._lines: list[Line] = []
@@ -104,6 +107,7 @@ class Network:
         if reason is not None:
             raise CommandError(reason)
         try:
+            self._packet_threads.raise_all()
             self._build()
             if self._verify:
                 self.verify()
@@ -298,6 +302,7 @@ class Network:
         if self._hub is not None:
             self._hub.close()
         self._lines, self._hub, self._delay_line = [], None, None
+        self._packet_threads.restore()
 
 
 def _rates(world_size: int, given: float | Sequence[float]) -> tuple[float, ...]:

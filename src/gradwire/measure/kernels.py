@@ -8,10 +8,12 @@ import torch
 from torch import Tensor
 
 import gradwire.codecs
-from gradwire.codecs.base import Segments
+from gradwire.codecs.base import Segments, new_payload
 from gradwire.comm.base import Steps, complete
 from gradwire.hardware import Line
+from gradwire.kernels import forms, ops
 from gradwire.key import Key
+from gradwire.layout import GROUP
 from gradwire.measure.fit import fit_line
 from gradwire.measure.timing import median_s
 from gradwire.reduce.base import Slot, State
@@ -22,6 +24,7 @@ from gradwire.spec import (
     Float,
     LowRank,
     ReducerSpec,
+    Sparse,
     spec_name,
 )
 
@@ -39,6 +42,7 @@ _SLOW_S = 0.05
 """From here on a codec is slow enough to be known without larger sizes."""
 
 _COLUMNS = 1024
+_THRESHOLDS = (0.5, 1.0, 2.0, 3.0)
 
 
 def measure_kernels(
@@ -85,6 +89,41 @@ def measure_kernels(
     return lines
 
 
+def measure_forms(
+    device: torch.device,
+    *,
+    sizes_bytes: Sequence[int] = (1 << 18, 1 << 22),
+    budget_s: float = 0.01,
+) -> dict[str, Line]:
+    """Measure steps that exist both as plain code and as products, in both forms.
+
+    On a CPU these are the transforms alone: as SIMD butterflies, and as products
+    in the matrix library.
+
+    Args:
+        device: Where.
+        sizes_bytes: Of the float32 input.
+        budget_s: Time for each form and size; three repetitions at least.
+
+    Returns:
+        By name, `"hadamard, matrix"`; `gradwire.kernels.forms.faster` reads it.
+
+    Example:
+        >>> lines = measure_forms(torch.device("cpu"), sizes_bytes=[4096], budget_s=0.001)
+        >>> sorted(lines)
+        ['hadamard, matrix', 'hadamard, plain']
+    """
+    points: dict[str, list[tuple[float, float]]] = {}
+    for num_bytes in sizes_bytes:
+        for step, call in _form_calls(_values(num_bytes // 4, device)).items():
+            for form in forms.FORMS:
+                with forms.using(step, form):
+                    time_s = median_s(call, device, budget_s)
+                name = forms.line_name(step, form)
+                points.setdefault(name, []).append((num_bytes, time_s))
+    return {name: fit_line(found) for name, found in points.items()}
+
+
 def codec_of(spec: ReducerSpec) -> CodecSpec:
     """Return how a reducer's values become bytes.
 
@@ -112,6 +151,24 @@ def _calls(spec: ReducerSpec, x: Tensor) -> Calls:
     return {
         "encode": lambda: codec.encode(x, whole, key, residual),
         "decode": lambda: codec.decode(payload, whole, out, 2.0),
+    }
+
+
+def _form_calls(x: Tensor) -> Calls:
+    x = x[: x.numel() // _COLUMNS * _COLUMNS]
+    out, matrix = torch.empty_like(x), x.view(-1, _COLUMNS)
+    calls: Calls = {"hadamard": lambda: ops.hadamard(x, GROUP, out)}
+    if x.device.type == "cpu":
+        return calls
+    whole, spec = Segments.whole(x.numel()), Sparse(0.01, "threshold")
+    capacities = torch.tensor([spec.capacity(x.numel())])
+    cuts, payload = x.new_full((1,), 2.6), new_payload(spec, whole, x)
+    selection = (x, whole.table, cuts, capacities, None, 0.0, payload)
+    thin = matrix[:4].T.contiguous()
+    return calls | {
+        "prefix_sum": lambda: ops.sparse_encode(*selection),
+        "statistics": lambda: ops.statistics(x, _THRESHOLDS),
+        "low_rank": lambda: ops.thin_product(matrix, thin),
     }
 
 

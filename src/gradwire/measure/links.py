@@ -5,8 +5,10 @@ from __future__ import annotations
 import itertools
 import os
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from dataclasses import replace
 from statistics import median
 from typing import NamedTuple
 
@@ -17,6 +19,7 @@ from gradwire.comm.base import Mailbox, SummingMailbox
 from gradwire.comm.torch_dist import TorchMailbox
 from gradwire.errors import SpecError
 from gradwire.hardware import Line, LinkSpeed
+from gradwire.measure.device import available_cores
 from gradwire.measure.fit import fit_line
 
 BUDGET_S = 2.0
@@ -26,6 +29,13 @@ SIZES_BYTES = tuple(1 << power for power in range(12, 27, 2))
 """4 KiB to 64 MiB; the largest are left out where the link is too slow for them."""
 
 _REPEATS = 5
+_BESIDE_S = 0.15
+_BESIDE_BYTES = (1 << 12, 1 << 23)
+_BESIDE_ONE_S = 0.03
+_AFTER_S = 0.02
+_WIDTH = 256
+_LARGE = 1 << 22
+_FEW = 3
 _LEAST_SIZES = 3
 _FIRST_TAG = 1 << 29
 
@@ -50,6 +60,7 @@ def measure_links(
     *,
     ranks_per_node: int | None = None,
     budget_s: float = BUDGET_S,
+    is_beside: bool = False,
 ) -> Links:
     """Measure the links between all ranks; every rank gets the same numbers.
 
@@ -64,6 +75,8 @@ def measure_links(
         ranks_per_node: How many consecutive ranks share a node; None asks
             `LOCAL_WORLD_SIZE`, and takes one node if that is not set.
         budget_s: Time for everything, about.
+        is_beside: Whether to measure all of it once more while every rank
+            computes on its processor, in about another second.
 
     Raises:
         SpecError: There is but one rank, or ranks do not fill nodes evenly.
@@ -78,14 +91,19 @@ def measure_links(
         group = ranks if ranks is not None else dist.group.WORLD
         mailbox: Mailbox = TorchMailbox(group)
         try:
-            return _measure(mailbox, group, ranks_per_node, budget_s)
+            return _measure(mailbox, group, ranks_per_node, budget_s, is_beside=is_beside)
         finally:
             mailbox.close()
-    return _measure(ranks, None, ranks_per_node, budget_s)
+    return _measure(ranks, None, ranks_per_node, budget_s, is_beside=is_beside)
 
 
 def _measure(
-    mailbox: Mailbox, group: dist.ProcessGroup | None, given: int | None, budget_s: float
+    mailbox: Mailbox,
+    group: dist.ProcessGroup | None,
+    given: int | None,
+    budget_s: float,
+    *,
+    is_beside: bool,
 ) -> Links:
     local = _ranks_per_node(given, mailbox.world_size)
     everyone = range(mailbox.world_size)
@@ -101,12 +119,16 @@ def _measure(
         peers = [r for r in members if r != mailbox.rank]
         if not peers:
             continue
-        lines = {"exchange": _fit(_exchange(mailbox, peers, tags), mailbox, shared_s)}
+        trials = {"exchange": _exchange(mailbox, peers, tags)}
         reducing = len(members) if level == "within" else mailbox.world_size
         with _all_reduce(mailbox, group, local, reducing) as trial:
             if trial is not None:
-                lines["all_reduce"] = _fit(trial, mailbox, shared_s)
-        measured[level] = _speed(lines, reducing)
+                trials["all_reduce"] = trial
+            lines = {name: _fit(trial, mailbox, shared_s) for name, trial in trials.items()}
+            speed = _speed(lines, reducing)
+            if is_beside:
+                speed = _with_computation(speed, trials, mailbox)
+        measured[level] = speed
     only = next(iter(measured.values()))
     links = Links(measured.get("within", only), measured.get("between", only))
     # All compute the same; should two machines round differently, rank 0 is right.
@@ -208,6 +230,85 @@ def _fit(trial: Trial, mailbox: Mailbox, budget_s: float) -> Line:
             if spent_s + expected_s > budget_s and len(points) >= _LEAST_SIZES:
                 break
     return fit_line(points)
+
+
+def _with_computation(speed: LinkSpeed, trials: Mapping[str, Trial], mailbox: Mailbox) -> LinkSpeed:
+    """Time collectives after and beside computation, and what that loses by them."""
+    work = _Work()
+    mailbox.gather_objects(None)  # all begin at once
+    alone_s = _agreed(work.once_s(), mailbox)
+    share = min(1.0, available_cores() / mailbox.world_size)
+    found: dict[str, tuple[Line, ...]] = {}
+    for name, trial in trials.items():
+        line, points = speed.collectives[name], []
+        sizes = _two_sizes(line)
+        for num_bytes in sizes:
+            run = trial(num_bytes)
+            after_s = work.then_s(run)
+            spent_s, products = work.beside(lambda run=run: [run() for _ in range(_FEW)])
+            lost_s = max(0.0, spent_s - products * alone_s) * share
+            points.append([_agreed(s, mailbox) for s in (after_s, spent_s / _FEW, lost_s / _FEW)])
+        found[name] = tuple(
+            Line(first, max(0.0, last - first) / (sizes[1] - sizes[0]))
+            for first, last in zip(*points, strict=True)
+        )
+    after, beside, lost = ({name: f[i] for name, f in found.items()} for i in range(3))
+    return replace(speed, after=after, beside=beside, processor=lost)
+
+
+def _two_sizes(line: Line) -> tuple[int, int]:
+    small, most = _BESIDE_BYTES
+    large = _BESIDE_ONE_S / max(line.s_per_byte, _BESIDE_ONE_S / most)
+    return small, max(2 * small, int(large) // 4 * 4)
+
+
+class _Work:
+    """Computation of a rank: products of matrices, and data beyond the caches."""
+
+    def __init__(self) -> None:
+        self._left, self._right, self._out = (torch.ones(_WIDTH, _WIDTH) for _ in range(3))
+        self._large = torch.zeros(_LARGE)
+
+    def _product(self) -> None:
+        torch.mm(self._left, self._right, out=self._out)
+
+    def once_s(self) -> float:
+        """Return the time of a product while all ranks compute."""
+        end_s, count = time.perf_counter() + _BESIDE_S, 0
+        start_s = time.perf_counter()
+        while time.perf_counter() < end_s:
+            self._product()
+            count += 1
+        return (time.perf_counter() - start_s) / count
+
+    def then_s(self, run: Callable[[], object]) -> float:
+        """Return the time of something after computation."""
+        times = []
+        for _ in range(_REPEATS):
+            end_s = time.perf_counter() + _AFTER_S
+            while time.perf_counter() < end_s:
+                self._product()
+            self._large.add_(1.0)
+            start_s = time.perf_counter()
+            run()
+            times.append(time.perf_counter() - start_s)
+        return median(times)
+
+    def beside(self, run: Callable[[], object]) -> tuple[float, int]:
+        """Return the time of something on another thread, and the products made meanwhile."""
+        with ThreadPoolExecutor(1) as pool:
+            start_s, products = time.perf_counter(), 0
+            running = pool.submit(run)
+            while not running.done():
+                self._product()
+                products += 1
+            spent_s = time.perf_counter() - start_s
+            running.result()
+        return spent_s, products
+
+
+def _agreed(value: float, mailbox: Mailbox) -> float:
+    return median(mailbox.gather_objects(value))  # type: ignore[type-var,arg-type]
 
 
 def _speed(lines: dict[str, Line], ranks: int) -> LinkSpeed:

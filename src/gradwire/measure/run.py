@@ -23,7 +23,7 @@ from gradwire.measure import cache
 from gradwire.measure.device import measure_device, this_device
 from gradwire.measure.errors import measure_model_errors
 from gradwire.measure.interference import measure_interference
-from gradwire.measure.kernels import SPECS, measure_kernels
+from gradwire.measure.kernels import SPECS, measure_forms, measure_kernels
 from gradwire.measure.launch import run_processes
 from gradwire.measure.links import BUDGET_S, Links, measure_links
 from gradwire.measure.model import Loss, measure_workload
@@ -74,6 +74,7 @@ def measure_here(options: Options) -> Hardware:
     )
     specs = [parse_reducer(name) for name in options.specs]
     kernels = measure_kernels(specs, device, budget_s=0.01 * options.effort)
+    kernels |= measure_forms(device, budget_s=0.01 * options.effort)
     links = _links(options) if is_group else Links(UNMEASURED, UNMEASURED)
     machine = _machine() if is_group else cache.Machine.here()
     hardware = Hardware(found, kernels, *links, machine.fingerprint())

@@ -23,8 +23,15 @@ _NUMELS = (1, 255, 256, 1000, 65_537)
 _MODES = ((False, 0.0), (True, 0.0), (True, 0.75))
 _HADAMARD_BLOCKS = (1, 16, 256, 1024, 4096)
 _PREFIX = "gradwire::"
-_BESIDES = ("qsgd4", "planes8:4")
+_BESIDES = ("qsgd4", "planes8:4", "hadamard4")
 """Codecs whose speed nobody asks for, but whose kernels run."""
+
+_APPROXIMATE = ("statistics", "thin_product", "transposed_product", "orthonormal")
+"""Ops whose sums have an order of their own: float32 accuracy is asked of them, not equal
+bits. Bases are compared by magnitude, for columns may point either way."""
+
+_TOLERANCE = 1e-4
+_RANKS = (1, 4, 16)
 
 
 @dataclass(slots=True)
@@ -70,6 +77,7 @@ def check_kernels(device: torch.device, names: Sequence[str] = (*SPECS, *_BESIDE
         for block_size in _HADAMARD_BLOCKS:
             x = _normal(2 * max(_HADAMARD_BLOCKS)).to(device)
             ops.hadamard(x, block_size, torch.empty_like(x))
+        _exercise_products(device)
     return [comparing.found[name] for name in ops.names()]
 
 
@@ -105,7 +113,8 @@ class _Comparing(TorchDispatchMode):
         actual = [func(*args), *args]
         parity.comparisons += 1
         if parity.mismatch is None:
-            parity.mismatch = _difference(expected, actual, args)
+            compare = _distance if parity.op in _APPROXIMATE else _difference
+            parity.mismatch = compare(expected, actual, args)
         return actual[0]
 
 
@@ -128,6 +137,12 @@ def _difference(expected: Sequence[Any], actual: Sequence[Any], args: Sequence[A
             plain = [a for a in args if not isinstance(a, Tensor)]
             return f"{int(wrong.sum())} of {wrong.numel()} values differ, arguments {plain}"
     return None
+
+
+def _distance(expected: Sequence[Any], actual: Sequence[Any], _: Sequence[Any]) -> str | None:
+    one, other = (t[0].cpu().double().abs() for t in (expected, actual))
+    error = float((one - other).norm() / one.norm().clamp(min=1e-30))
+    return None if error < _TOLERANCE else f"the relative error is {error:.1e}"
 
 
 def _inputs(device: torch.device) -> Iterator[Tensor]:
@@ -161,6 +176,15 @@ def _exercise_mixed(x: Tensor) -> None:
     whole = Segments.whole(x.numel(), stream=5)
     payloads = [codec.encode(x, whole, Key(1, 2, 3)) for codec in codecs]
     decode_mean(codecs, payloads, whole, torch.empty_like(x))
+
+
+def _exercise_products(device: torch.device) -> None:
+    """Sum a vector, and form the products of one step of low rank."""
+    ops.statistics(_normal(_NUMELS[-1]).to(device), [0.5, 1.0, 2.0])
+    matrix = _normal(300 * 200).view(300, 200).to(device)
+    for rank in _RANKS:
+        product = ops.thin_product(matrix, _normal(200 * rank).view(200, rank).to(device))
+        ops.transposed_product(matrix, ops.orthonormal(product))
 
 
 def _exercise_shared(x: Tensor) -> None:

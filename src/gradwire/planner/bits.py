@@ -39,7 +39,7 @@ class Option(NamedTuple):
         bits: Its level; None for a way out of another kind.
         cost: What it takes from the budgets; a whole number.
         error: Squared error it leaves.
-        name: Which way: `"bits"`, `"sparse"` or `"later"`.
+        name: Which way: `"bits"` or `"sparse"`.
     """
 
     bits: int | None
@@ -72,7 +72,8 @@ class Demand:
     def __post_init__(self) -> None:
         object.__setattr__(self, "costs", tuple(o.cost for o in self.options))
         object.__setattr__(self, "slopes", tuple(_slope(*pair) for pair in pairwise(self.options)))
-        ways = hull((*self.reliefs, self.options[0]))[::-1] if self.reliefs else ()
+        # The floor comes first even where a relief is better in everything.
+        ways = (self.options[0], *_below(self.options[0], hull(self.reliefs)))
         falls = tuple((-_slope(lower, upper), lower) for upper, lower in pairwise(ways))
         object.__setattr__(self, "falls", falls)
 
@@ -90,6 +91,14 @@ class Allocation(NamedTuple):
     options: tuple[Option, ...]
     excess: int
     error: float
+
+
+def _below(floor: Option, reliefs: Sequence[Option]) -> list[Option]:
+    """Return the reliefs to go down to from a floor, each with more error for its savings."""
+    ways = list(reversed(reliefs))
+    while len(ways) > 1 and _slope(ways[1], floor) <= _slope(ways[1], ways[0]):
+        ways.pop(0)  # a step right to the next one is cheaper
+    return ways
 
 
 def hull(options: Iterable[Option]) -> tuple[Option, ...]:
@@ -213,7 +222,7 @@ def _fit(
             _, taken = heapq.heappop(heap)
             option = demands[taken].falls[steps[taken]][1]
             added = (option.error - chosen[taken].error) * weights[taken]
-            if error + added > most_error:
+            if added > 0 and error + added > most_error:
                 continue
             used -= chosen[taken].cost - option.cost
             error += added

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from gradwire.plan import Plan
 from gradwire.planner.select import Decision
 from gradwire.planner.shortlist import Contender
-from gradwire.spec import spec_name
+from gradwire.spec import Broadcast, Hierarchical, ReducerSpec, spec_name
 from gradwire.units import format_seconds
 
 BUCKETS_MATTER = 0.05
@@ -63,11 +63,16 @@ def name_of(plan: Plan) -> str:
     """Return the short name of a plan, that of its rule for all others.
 
     Example:
-        >>> name_of(Plan.of("int6"))
-        'int6'
+        >>> name_of(Plan.of("int6")), name_of(Plan.of("int6@broadcast"))
+        ('int6', 'int6@broadcast')
     """
-    names = list(dict.fromkeys(spec_name(rule.reducer) for rule in reversed(plan.rules)))
+    names = list(dict.fromkeys(_short(rule.reducer) for rule in reversed(plan.rules)))
     return " and ".join(names) or "none"
+
+
+def _short(reducer: ReducerSpec) -> str:
+    form = f"@{reducer.id}" if isinstance(reducer, (Broadcast, Hierarchical)) else ""
+    return f"{spec_name(reducer)}{form}"
 
 
 def reason_of(best: Contender, tried: Mapping[str, float], decision: Decision) -> str:

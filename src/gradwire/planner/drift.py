@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 from gradwire.hardware import Hardware, Line, LinkSpeed
 
@@ -44,6 +45,39 @@ def drifted(before: Hardware, after: Hardware, limit: float = DRIFT) -> dict[str
     return changes
 
 
+def moved(hardware: Hardware, before: tuple[float, float], now: tuple[float, float]) -> Hardware:
+    """Return the hardware whose costs have changed as those of a step have.
+
+    Args:
+        hardware: As it was.
+        before: Seconds of link and codec in a step then.
+        now: And now, under the same plan.
+
+    Example:
+        >>> from gradwire.hardware import Device
+        >>> link = LinkSpeed(0.0, 1e9)
+        >>> now = moved(Hardware(Device(), {}, link, link), (1.0, 1.0), (2.0, 1.0))
+        >>> now.within.bandwidth_bytes_per_s
+        500000000.0
+    """
+    link, codec = (b / a if a and b else 1.0 for a, b in zip(before, now, strict=True))
+
+    def slower(speed: LinkSpeed) -> LinkSpeed:
+        rate = speed.bandwidth_bytes_per_s / link
+        lines = {k: _times(v, link) for k, v in speed.collectives.items()}
+        return replace(
+            speed,
+            latency_s=speed.latency_s * link,
+            bandwidth_bytes_per_s=rate,
+            collectives=lines,
+        )
+
+    kernels = {name: _times(line, codec) for name, line in hardware.kernels.items()}
+    return replace(
+        hardware, kernels=kernels, within=slower(hardware.within), between=slower(hardware.between)
+    )
+
+
 def _lines(hardware: Hardware) -> Iterator[tuple[str, Line]]:
     yield from hardware.kernels.items()
     for level, link in (("within", hardware.within), ("between", hardware.between)):
@@ -52,3 +86,7 @@ def _lines(hardware: Hardware) -> Iterator[tuple[str, Line]]:
 
 def _line(link: LinkSpeed) -> Line:
     return Line(link.latency_s, 1 / link.bandwidth_bytes_per_s, link.spread)
+
+
+def _times(line: Line, factor: float) -> Line:
+    return Line(line.fixed_s * factor, line.s_per_byte * factor, line.spread)

@@ -1,7 +1,7 @@
 """HAGC: picks the reducer of each bucket from measured costs.
 
 The rule is one sentence: of the assignments that are close to the fastest, take
-the most exact. Close is 2 % of a step for float32 and bfloat16, so that
+the most exact. Close is 5 % of a step for float32 and bfloat16, so that
 compression must win by more than that, and 1 % among lossy ones, on a link
 somewhat slower than measured too.
 """

@@ -2,23 +2,51 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from gradwire.errors import SpecError
 from gradwire.plan import Plan
-from gradwire.planner.errors import Errors, relative_error
-from gradwire.planner.search import ADVANTAGE, EVEN, takes
-from gradwire.planner.select import PLAIN, Decision, Limits
+from gradwire.planner.errors import NORMAL_ERRORS, Errors, relative_error
+from gradwire.planner.search import takes
+from gradwire.planner.select import CANDIDATES, Decision, Limits
 from gradwire.planner.step import predict, predict_plain
-from gradwire.spec import ReducerSpec
+from gradwire.spec import Auto, ReducerSpec, parse_reducer, spec_name
 
 WITHIN = 0.12
 """Plans predicted to be slower by more than this share than the best are not tried:
 predictions are off by 10 % where several ranks share cores."""
 
+PLAIN_WITHIN = 0.25
+"""As for float32, the safe side: it is given up by prediction only where it is far behind."""
+
 MOST = 4
 """So many are tried at most."""
+
+_PAIR = 2
+
+
+def candidates(auto: Auto, world_size: int) -> tuple[str, ...]:
+    """Return what is worth measuring: codecs that may keep to the error allowed.
+
+    Low rank depends on the gradients alone. A codec that loses twice as much on
+    normal values may still do on others. Two ranks may send each other all they
+    have: the same bytes as in two phases, rounded once and waited for once.
+
+    Example:
+        >>> [name for name in candidates(Auto(), 2) if "int6" in name]
+        ['int6', 'int6@broadcast']
+        >>> "int6@broadcast" in candidates(Auto(), 4), "int2" in candidates(Auto(), 4)
+        (False, False)
+    """
+    return tuple(
+        name
+        for name in CANDIDATES
+        if (world_size == _PAIR or "@" not in name)
+        and (
+            name.startswith("low_rank")
+            or NORMAL_ERRORS.get(spec_name(parse_reducer(name)), 1.0) <= 2 * auto.max_error
+        )
+    )
 
 
 class Contender(NamedTuple):
@@ -38,8 +66,8 @@ class Contender(NamedTuple):
 def shortlist(decision: Decision, errors: Errors, limits: Limits) -> tuple[Contender, ...]:
     """Return the plan that was decided on and its close rivals, the fastest first.
 
-    Rivals use one reducer for everything. `none`, as the safe side, is among
-    them if it is close, whatever the number of others.
+    Rivals use one reducer for everything, each codec in its fastest form. `none`,
+    as the safe side, is among them if it is close, whatever the number of others.
 
     Args:
         decision: From `select_plan`.
@@ -49,37 +77,24 @@ def shortlist(decision: Decision, errors: Errors, limits: Limits) -> tuple[Conte
     chosen = decision.prediction.step_s
     if decision.plan == Plan.of("none", seed=decision.plan.seed):
         chosen = predict_plain(decision.setting)  # as the back end does it by itself
-    found = {decision.plan: Contender("chosen", decision.plan, chosen, _error(decision))}
+    rivals: dict[str, Contender] = {}
     for name, reducer in limits.reducers().items():
-        rival = _rival(name, reducer, decision, errors)
-        if rival is not None and (rival.error <= limits.max_error or name == "none"):
-            found[rival.plan] = rival
+        rival, codec = _rival(name, reducer, decision, errors), spec_name(reducer)
+        if rival is None or (rival.error > limits.max_error and name != "none"):
+            continue
+        if codec not in rivals or rival.predicted_s < rivals[codec].predicted_s:
+            rivals[codec] = rival
+    found = {decision.plan: Contender("chosen", decision.plan, chosen, _error(decision))}
+    found |= {rival.plan: rival for rival in rivals.values()}
     best_s = min(c.predicted_s for c in found.values())
-    close = [c for c in found.values() if c.predicted_s <= (1 + WITHIN) * best_s]
+    close = [c for c in found.values() if c.predicted_s <= (1 + _within(c)) * best_s]
     close.sort(key=lambda c: c.predicted_s)
     last = [c for c in close[MOST:] if c.name == "none"]
     return (*close[: MOST - len(last)], *last)
 
 
-def best_of(tried: Sequence[Contender], step_s: Mapping[str, float]) -> Contender:
-    """Return the most exact of those that measured close to the fastest.
-
-    Example:
-        >>> plan = Plan.of("none")
-        >>> exact, lossy = Contender("none", plan, 1.0, 0.0), Contender("int6", plan, 1.0, 0.04)
-        >>> best_of([exact, lossy], {"none": 1.01, "int6": 1.0}).name
-        'none'
-        >>> best_of([exact, lossy], {"none": 1.1, "int6": 1.0}).name
-        'int6'
-    """
-    best_s = min(step_s[c.name] for c in tried)
-    close = [c for c in tried if step_s[c.name] <= (1 + _margin(c)) * best_s]
-    return min(close, key=lambda c: c.error)
-
-
-def _margin(contender: Contender) -> float:
-    """Return by what share of a step a lossier plan must win against this one."""
-    return ADVANTAGE if contender.name in PLAIN else EVEN
+def _within(contender: Contender) -> float:
+    return PLAIN_WITHIN if contender.name == "none" else WITHIN
 
 
 def _rival(name: str, reducer: ReducerSpec, decision: Decision, errors: Errors) -> Contender | None:

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from gradwire.comm.base import Collective, Steps
+from gradwire.kernels import ops
 from gradwire.key import Key, mix
 from gradwire.reduce.base import REDUCERS, Part, Slot, State
 from gradwire.spec import LowRank
@@ -48,9 +49,10 @@ class LowRankReducer:
         residual = state.residual if self.spec.feedback else None
         owed = [self._owed(x, slot, residual) for slot in part.slots]
         starts = [self._start(slot, state, key, x.device) for slot in part.slots]
-        bases = [m @ q for m, q in zip(owed, starts, strict=True)]
-        bases = [_orthonormal(p) for p in (yield from _summed(bases, group))]
-        own = [m.T @ p for m, p in zip(owed, bases, strict=True)]
+        products = [ops.thin_product(m, q) for m, q in zip(owed, starts, strict=True)]
+        spans = yield from _summed(products, group)
+        bases = [ops.orthonormal(_scaled(p)) for p in spans]
+        own = [ops.transposed_product(m, p) for m, p in zip(owed, bases, strict=True)]
         sums = yield from _summed(own, group)
         for slot, m, p, share, total in zip(part.slots, owed, bases, own, sums, strict=True):
             mean = total / group.world_size
@@ -105,13 +107,3 @@ def _scaled(factor: Tensor) -> Tensor:
     """Divide each column by its largest magnitude, so that no product over- or underflows."""
     peak = factor.abs().amax(0)
     return factor / torch.where(peak > 0, peak, 1)
-
-
-def _orthonormal(factor: Tensor) -> Tensor:
-    """Return orthonormal columns that span `factor`'s columns, NaN if it has one.
-
-    Householder's method completes the basis where columns are 0 or depend on
-    each other, and is the fastest on a CPU at every size that occurs here.
-    """
-    basis: Tensor = torch.linalg.qr(_scaled(factor)).Q
-    return basis.contiguous()

@@ -70,6 +70,8 @@ class ModeResult:
     Attributes:
         mode: Unique in the cell: `"none@5"`, `"powersgd1@1000"`, `"int4"` ...
         plan: The plan as JSON, where gradwire ran.
+        alone: Steps of one rank whose exchange takes no time: all of a step
+            but the network.
         why: What speaks for that plan, a sentence each.
         reason: Why it did not run, where it did not.
         predicted_s: What the simulator said a step would take.
@@ -93,6 +95,7 @@ class ModeResult:
     bits: Mapping[str, float] | None = None
     why: tuple[str, ...] = ()
     timeline: Timeline | None = None
+    alone: tuple[StepTimes, ...] = ()
 
     @property
     def has_run(self) -> bool:
@@ -214,5 +217,6 @@ def _mode(data: Mapping[str, Any]) -> ModeResult:
         "digests": tuple(data["digests"]),
         "why": tuple(data.get("why", ())),
         "timeline": Timeline.from_dict(line) if (line := data.get("timeline")) else None,
+        "alone": tuple(StepTimes(**s) for s in data.get("alone", ())),
     }
     return ModeResult(**{**data, **read})

@@ -188,7 +188,8 @@ class Simulation:
     Attributes:
         timeline: What each simulated rank did; rank 0's alone where ranks are
             alike and one stands for all.
-        link_bytes: Payload that crossed each link, by its name.
+        link_bytes: Payload that crossed each link, by its name; empty for more
+            than 128 ranks of which one stands for all.
         events: Events that were processed: the cost of the simulation.
     """
 

@@ -30,12 +30,15 @@ from gradwire.spec import (
     Hierarchical,
     LowRank,
     ReducerSpec,
+    SharedScale,
     TwoPhase,
     codec_name,
+    spec_name,
 )
 from gradwire.workload import gradient_bytes
 
 _ITEM_BYTES = 4
+_SUM_BYTES = {"int8": 1, "int16": 2, "int32": 4, "float8_e4m3": 1}
 
 
 class Reductions:
@@ -115,6 +118,8 @@ class Reductions:
                 return self._two_phase(name, reducer, entries)
             case LowRank():
                 return self._low_rank(name, reducer, entries)
+            case SharedScale():
+                return self._shared_scale(name, reducer, entries)
             case Broadcast():
                 return self._broadcast(name, reducer, entries)
             case _:
@@ -182,6 +187,31 @@ class Reductions:
 
     def _spread(self, sizes: tuple[float, ...]) -> Exchange:
         return Exchange(groups=self._world, sizes=sizes)
+
+    def _shared_scale(self, name: str, reducer: SharedScale, entries: list[Entry]) -> Reduction:
+        """Agree on scales by a small sum, then add up levels: small ones out, wider sums back."""
+        numel = sum(e.numel for e in entries)
+        width = _SUM_BYTES[reducer.accumulator_for(self._ranks)]
+        shards = tuple(map(float, reducer.shard_sizes(entries, self._ranks)))
+        encode, decode = self._speeds.of(spec_name(reducer))
+        scales, _ = self._summed(reducer.num_blocks(entries), _ITEM_BYTES)
+        if reducer.is_float:  # the back end adds up by itself
+            shards = tuple(map(float, shard_numels(numel, 1, self._ranks)))
+            levels: list[Phase] = [Ring(groups=self._world, sizes=shards, laps=2)]
+        else:
+            levels = [self._spread(shards), self._gather(tuple(width * s for s in shards))]
+        peaks_s = self._speeds.sum_s_per_byte * _ITEM_BYTES * numel
+        sum_s = self._ranks * self._speeds.sum_s_per_byte
+        stages = (
+            Stage(peaks_s, 0.0, scales[0]),
+            *(Stage(0.0, 0.0, phase) for phase in scales[1:]),
+            Stage(encode.time_s(_ITEM_BYTES * numel), 0.0, levels[0]),
+            *(Stage(0.0, sum_s, phase) for phase in levels[1:]),
+            Stage(decode.time_s(_ITEM_BYTES * numel), 0.0, None),
+        )
+        sent = sum(shards) * (1 + width) / 2
+        owned = tuple(_ITEM_BYTES * s for s in shards)
+        return Reduction(name, stages, owned, 8 * sent / numel)
 
     def _broadcast(self, name: str, reducer: Broadcast, entries: list[Entry]) -> Reduction:
         sent = [reducer.transfers(entries, self._ranks, r)[0] for r in self._alike(reducer)]

@@ -14,6 +14,9 @@ from gradwire.sim.network import Network, Path
 from gradwire.sim.schedules import Exchange, Phase, Ring, Rounds
 from gradwire.sim.topology import Fabric
 
+_COUNTED_RANKS = 128
+"""Of more ranks that are alike, bytes by link are not added up: it would take longer."""
+
 
 class Wire(NamedTuple):
     """What the software adds to a phase.
@@ -172,9 +175,12 @@ class AlikeTransport(BulkTransport):
         super().__init__(wiring, limits, 1)
         self._network = Network(wiring.queue, [1.0, 1.0])  # within a node, and between nodes
         self._seconds: dict[tuple[Phase, int], float] = {}
+        self._is_counted = wiring.cluster.ranks <= _COUNTED_RANKS
 
     def _path(self, phase: Phase, number: int) -> tuple[Path, float]:
         """Return the link that stands for all of its kind, and the seconds that it takes."""
+        if self._is_counted:
+            super()._path(phase, number)
         seconds = self._seconds.get((phase, number))
         if seconds is None:
             fabric = self._wiring.fabric

@@ -21,6 +21,7 @@ from gradwire.spec.base import (
 from gradwire.spec.codecs import (
     FLOAT_BYTES,
     MAX_BITS,
+    MAX_HADAMARD,
     BitPlanes,
     Float,
     FloatFormat,
@@ -49,6 +50,7 @@ __all__ = [
     "FLOAT_BYTES",
     "LEVELS",
     "MAX_BITS",
+    "MAX_HADAMARD",
     "MAX_STRETCH",
     "REDUCER_SPECS",
     "Adaptive",

@@ -15,6 +15,9 @@ from gradwire.spec.fields import check_number, check_whole
 MAX_BITS = 8
 """Most bits a packed code can have."""
 
+MAX_HADAMARD = 4096
+"""Longest block of the Hadamard transform."""
+
 
 FloatFormat = Literal["float32", "bfloat16", "float16", "float8_e4m3", "float8_e5m2"]
 FLOAT_BYTES: dict[str, int] = {
@@ -86,7 +89,8 @@ class Quantize:
 
     With `scale="l2"` they are scaled by the block's L2 norm, as in QSGD: most
     levels then go unused, and the error is many times larger. It is here for
-    comparisons.
+    comparisons. With `rotation="hadamard"` each whole block is transformed
+    first, which spreads single large values over all of its places.
 
     Example:
         >>> Quantize(bits=4).num_bytes([1024])
@@ -98,6 +102,7 @@ class Quantize:
     block_size: int = 256
     rounding: Literal["stochastic", "nearest"] = "stochastic"
     scale: Literal["max", "l2"] = "max"
+    rotation: Literal["none", "hadamard"] = "none"
 
     def __post_init__(self) -> None:
         check_whole("Quantize.bits", self.bits, 1, MAX_BITS)
@@ -108,6 +113,18 @@ class Quantize:
         if self.scale == "l2" and self.bits == 1:
             raise SpecError("Quantize.bits", 1, "at least 2 with scale='l2': a sign and a level")
         check_block_size("Quantize", self.block_size)
+        self._check_rotation()
+
+    def _check_rotation(self) -> None:
+        if self.rotation not in ("none", "hadamard"):
+            raise SpecError("Quantize.rotation", self.rotation, "one of: none, hadamard")
+        if self.rotation == "none":
+            return
+        if self.scale != "max":
+            raise SpecError("Quantize.scale", self.scale, "max with rotation='hadamard'")
+        if self.block_size & (self.block_size - 1) or self.block_size > MAX_HADAMARD:
+            limit = f"a power of two up to {MAX_HADAMARD} with rotation='hadamard'"
+            raise SpecError("Quantize.block_size", self.block_size, limit)
 
     @property
     def is_contraction(self) -> bool:

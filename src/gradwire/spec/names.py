@@ -27,10 +27,14 @@ _SELECTIONS: dict[str, Literal["threshold", "exact", "random"]] = {
 }
 _QSGD = {f"qsgd{bits}" for bits in range(2, MAX_BITS + 1)}
 _PLANES = {f"planes{bits}" for bits in range(2, MAX_BITS + 1)}
+_ROTATED = {f"hadamard{bits}" for bits in range(1, MAX_BITS + 1)}
+_TERNARY = 2
+"""Bits of levels -1, 0 and 1, which are rounded to nearest: see `Quantize.is_contraction`."""
+
 _SHORT_FORMS = (
     *("none", "bf16", "fp16", "fp8", "fp8_e5m2"),
     *(f"int{bits}" for bits in range(MAX_BITS, 0, -1)),
-    *("qsgd4[:block_size]", "planes8[:planes]"),
+    *("qsgd4[:block_size]", "planes8[:planes]", "hadamard4[:block_size]"),
     *("sign", "topk[:density]", "threshold[:density]", "random_k[:density]", "low_rank[:rank]"),
 )
 
@@ -49,7 +53,8 @@ def parse_reducer(text: str) -> ReducerSpec:
             keeps it to the links between nodes, `@hierarchical:8` of 8 ranks.
             `qsgd2` ... `qsgd8` are QSGD as published: L2 norms of blocks of
             512 (or the number after a colon), by broadcast and without
-            feedback. `planes8:4` sends the first 4 bit planes of 8.
+            feedback. `hadamard1` ... `hadamard8` rotate blocks of 256 (or the
+            number after a colon) first. `planes8:4` sends the first 4 bit planes of 8.
             `int2` rounds to nearest and `int1` has no feedback, for with
             stochastic rounding their residuals would grow without end.
 
@@ -113,13 +118,22 @@ def _parse_codec(text: str, name: str, number: str) -> CodecSpec:
         return Sign()
     if name.startswith("int") and name[3:].isdecimal() and not number:
         return Quantize(int(name[3:]), rounding="nearest" if name == "int2" else "stochastic")
-    if name in _QSGD:
-        return Quantize(int(name[4:]), _whole("spec", text, number, 512), scale="l2")
+    if name in _QSGD or name in _ROTATED:
+        return _parse_levels(text, name, number)
     if name in _PLANES:
         return BitPlanes(int(name[6:]), _whole("spec", text, number, int(name[6:])))
     if name in _SELECTIONS:
         return Sparse(_parameter(text, number, 0.01), _SELECTIONS[name])
     raise UnknownIdError("spec", text, _SHORT_FORMS)
+
+
+def _parse_levels(text: str, name: str, number: str) -> Quantize:
+    if name in _QSGD:
+        return Quantize(int(name[4:]), _whole("spec", text, number, 512), scale="l2")
+    bits, block_size = int(name[8:]), _whole("spec", text, number, 256)
+    return Quantize(
+        bits, block_size, "nearest" if bits == _TERNARY else "stochastic", "max", "hadamard"
+    )
 
 
 def _whole(field: str, text: str, number: str, default: int) -> int:
@@ -151,6 +165,8 @@ def codec_name(codec: CodecSpec) -> str:
         case Float():
             return next(name for name, form in _FLOATS.items() if form == codec.format)
         case Quantize():
+            if codec.rotation == "hadamard":
+                return f"hadamard{codec.bits}"
             return f"qsgd{codec.bits}" if codec.scale == "l2" else f"int{codec.bits}"
         case BitPlanes():
             return f"planes{codec.bits}:{codec.planes}"

@@ -167,6 +167,46 @@ def test_the_meter_leaves_out_pauses_and_what_buffers_swallow():
     assert meter.bytes_per_s() == pytest.approx((1 << 16) / 0.1, rel=0.3)
 
 
+def test_the_meter_is_not_misled_by_a_sender_that_waited_for_a_core():
+    meter, now = Meter(0), 0.0
+    for i in range(40):
+        took = 0.05 if i % 4 == 0 else 0.001 if i % 4 == 1 else 0.01
+        meter.add(now, now + took, 1 << 17)
+        now += took
+    assert meter.bytes_per_s() == pytest.approx((1 << 17) / 0.01)
+
+
+def test_the_meter_believes_the_latest_quarter_of_a_second():
+    meter, now = Meter(0), 0.0
+    for took in [0.001] * 60 + [0.02] * 14:
+        meter.add(now, now + took, 1 << 17)
+        now += took
+    assert meter.bytes_per_s() == pytest.approx((1 << 17) / 0.02)
+
+
+def test_latency_is_measured_before_there_is_any_traffic():
+    def body(mailbox):
+        mailbox.measure_latency()
+        return mailbox.rates()
+
+    for rates in run_connected(3, body):
+        assert rates.bandwidth_bytes_per_s is None
+        assert rates.latency_s > 0
+
+
+def test_lines_that_share_a_link_share_what_may_be_under_way():
+    sizes = []
+    ends = socket.socketpair()
+    made = [lines.Line(1, end, None, lambda *_: None, lambda _: None) for end in ends]
+    made[0].trip_s = 0.001
+    for share in (1, 3):
+        made[0].set_rate(1e8, share)
+        sizes.append(ends[0].getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF))
+    assert sizes[0] > sizes[1]
+    for each in made:
+        each.stop()
+
+
 def test_packets_suit_the_link():
     ends = socket.socketpair()
     made = [lines.Line(1, end, None, lambda *_: None, lambda _: None) for end in ends]

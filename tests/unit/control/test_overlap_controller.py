@@ -134,6 +134,14 @@ def test_each_sender_has_bits_of_its_own_where_links_differ():
     assert spec.codecs(2) == spec.senders
 
 
+def test_links_that_begin_to_differ_and_cease_again_are_followed():
+    model, controller = Model(NUMELS), OverlapController(BROADCAST)
+    for step in range(60):
+        slow = 300 * MBIT if 20 <= step < 40 else 600 * MBIT
+        model.run(controller, step, [600 * MBIT, slow])
+        assert len(controller.decision.bits) == (2 if 23 < step < 40 else 1) or step % 20 < 4
+
+
 def test_one_plan_for_all_where_senders_may_not_differ():
     settings = Adaptive(reducer="broadcast", schedule="constant", cap=8, senders=False)
     model, controller = Model(NUMELS), OverlapController(settings)

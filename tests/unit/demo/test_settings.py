@@ -16,7 +16,7 @@ def test_choose_methods_puts_plain_ddp_first_and_gradwire_last():
         "ddp",
         "fp16",
         "powersgd",
-        "gradwire:int6",
+        "gradwire:auto",
         "aqgb",
     ]
 

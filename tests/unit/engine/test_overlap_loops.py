@@ -1,5 +1,6 @@
 """What a training loop may do: each sharp edge is either exact or refused in words."""
 
+import contextlib
 import copy
 import pickle
 import threading
@@ -108,6 +109,44 @@ def test_accumulation_equals_plain_accumulation():
         torch.testing.assert_close(a, b)
 
 
+def _holds(ranks, module="0"):
+    layers = {layer.name: layer for layer in ranks.step._layers}
+    layer = layers[module]
+    return [layer.holds(p.grad, i) for i, p in enumerate(layer.parameters)]
+
+
+def test_gradients_are_accumulated_where_they_are_encoded_and_stay_as_they_are():
+    def body(ranks):
+        _loss(ranks.model, ranks.rank, 0).backward()
+        held = _holds(ranks)
+        for layer in ranks.step._layers:
+            layer.turn.exchange.done.result(20)
+        found = [p.grad.clone() for p in ranks.model.parameters()]
+        ranks.optimizer.step()
+        return held, found
+
+    for rank, (held, found) in enumerate(run(2, _build(), body)):
+        model, _ = _build()()
+        _loss(model, rank, 0).backward()
+        assert all(held)
+        assert same(found, [p.grad for p in model.parameters()])
+
+
+@pytest.mark.filterwarnings("ignore:Using backward:UserWarning")
+def test_gradients_that_must_be_differentiable_or_accumulated_are_copied():
+    def body(ranks):
+        model = ranks.model
+        with ranks.step.accumulate():
+            _loss(model, ranks.rank, 0).backward()
+        is_held = any(_holds(ranks))
+        ranks.optimizer.zero_grad()
+        _loss(model, ranks.rank, 0).backward(create_graph=True)
+        assert next(model.parameters()).grad.requires_grad
+        return is_held or any(_holds(ranks))
+
+    assert not any(run(2, _build(), body))
+
+
 def test_a_second_backward_without_accumulate_is_refused():
     def action(ranks):
         _loss(ranks.model, ranks.rank, 0).backward()
@@ -130,6 +169,54 @@ def test_a_gradient_thrown_away_by_zero_grad_is_not_applied():
 
     expected = plain(2, _build(), range(3), _loss)
     assert all(same(expected, found) for found in run(2, _build(), body))
+
+
+class _Fails(torch.autograd.Function):
+    """Fails in backward, once, on the ranks that are asked to."""
+
+    @staticmethod
+    def forward(ctx, x, pending):
+        ctx.pending = pending
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, gradient):
+        if ctx.pending:
+            ctx.pending.clear()
+            raise MemoryError
+        return gradient, None
+
+
+def _train_repeating(ranks, failing):
+    """Repeat the backward pass of step 1 where it fails after half of the layers."""
+    front, back = ranks.model[:2], ranks.model[2:]
+    for i in range(4):
+        pending = [1] if i == 1 and ranks.rank in failing else []
+        for _ in range(1 + len(pending)):
+            hidden = _Fails.apply(front(draw(4, 6, seed=100 * i + ranks.rank)), pending)
+            with contextlib.suppress(MemoryError):
+                back(hidden).square().mean().backward()
+                ranks.optimizer.step()
+            ranks.optimizer.zero_grad()
+    ranks.step.synchronize()
+    return weights(ranks.model)
+
+
+def test_a_backward_pass_that_all_ranks_repeat_counts_once():
+    def body(ranks):
+        return _train_repeating(ranks, (0, 1))
+
+    expected = plain(2, _build(), range(4), _loss)
+    assert all(same(expected, found) for found in run(2, _build(), body))
+
+
+def test_a_backward_pass_that_one_rank_repeats_is_no_step_of_another():
+    def body(ranks):
+        with pytest.raises(CollectiveError):
+            _train_repeating(ranks, (1,))
+        return True
+
+    assert run(2, _build(), body, timeout_s=1.0) == [True, True]
 
 
 class Branches(nn.Module):
@@ -219,6 +306,15 @@ def test_new_parameters_of_the_optimizer_are_refused():
         _step(ranks)
 
     _refused("as when overlap was called", action)
+
+
+def test_a_parameter_replaced_in_the_optimizer_is_refused():
+    def action(ranks):
+        ranks.model[0].bias = nn.Parameter(torch.ones(8))
+        ranks.optimizer.param_groups[0]["params"][1] = ranks.model[0].bias
+        _step(ranks)
+
+    _refused(r"'6, 1 of them new' .* the same as when overlap was called", action)
 
 
 def test_hooks_around_the_optimizers_step_are_refused():

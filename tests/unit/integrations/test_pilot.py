@@ -10,9 +10,10 @@ from gradwire.comm.local import run_ranks
 from gradwire.engine.synchronizer import Synchronizer
 from gradwire.hardware import Device, Hardware, Line, LinkSpeed
 from gradwire.integrations.machine import Machine
-from gradwire.integrations.pilot import AutoPilot, Task, candidates
+from gradwire.integrations.pilot import AutoPilot, Task
 from gradwire.plan import Parameter, Plan
 from gradwire.planner.choice import name_of
+from gradwire.planner.shortlist import candidates
 from gradwire.spec import Auto, Entry
 
 PARAMETERS = [Parameter("a", Entry(1, (256, 256))), Parameter("b", Entry(2, (64, 128)))]
@@ -24,7 +25,7 @@ SLOW, FAST = LinkSpeed(1e-4, 1e6), LinkSpeed(1e-6, 1e12)
 def _machine(link):
     kernels = {
         f"{s} {n}": Line(1e-6, 1e-12)
-        for n in candidates(Auto(max_error=1))
+        for n in candidates(Auto(max_error=1), 2)
         for s in ("encode", "decode")
     }
     return Machine(Hardware(Device(interference=0.0), kernels, link, link), 2, "a test")
@@ -106,10 +107,10 @@ def test_a_slow_link_gets_what_the_error_allows(now):
         return means, rank.sync.plan, rank.sync.decision, rank.sync.stats().planned
 
     (means, plan, choice, planned), (theirs, other, none, _) = run_ranks(2, body)
-    assert plan == other == Plan.of("int6")
+    assert plan == other == Plan.of("int6@broadcast")
     assert all(map(torch.equal, means, theirs))
     assert none is None
-    assert choice.name == "int6"
+    assert choice.name == "int6@broadcast"
     assert choice.decision.buckets[0].options
     assert planned == str(choice)
 
@@ -122,15 +123,15 @@ def test_a_larger_error_allows_fewer_bits(now):
         rank.sync.close()
         return rank.sync.plan
 
-    assert run_ranks(2, body) == [Plan.of("int4")] * 2
+    assert run_ranks(2, body) == [Plan.of("int4@broadcast")] * 2
 
 
 @pytest.mark.parametrize(
     ("times", "expected"),
     [
         ({}, "none"),  # nothing to gain: the most exact
-        ({"none": 0.02, "bf16": 0.02}, "int8"),  # better than predicted
-        ({"none": 0.00303}, "none"),  # less than the advantage that counts
+        ({"none": 0.02, "bf16": 0.02}, "int8@broadcast"),  # better than predicted
+        ({"none": 0.00312}, "none"),  # less than the advantage that counts
     ],
 )
 def test_what_is_close_is_tried_and_measurements_decide(now, times, expected):
@@ -165,19 +166,19 @@ def test_where_nothing_is_gained_ddp_averages_by_itself(now):
 
 
 def test_costs_that_stay_moved_lead_to_another_plan(now, monkeypatch):
-    wire_s = [0.001]
+    wire_s, step_s = [0.001], [0.003]
     monkeypatch.setattr(AutoPilot, "_costs", lambda *_: (wire_s[0], 0.001))
 
     def body(mailbox):
-        rank = Rank(mailbox, FAST, now, _constant)
+        rank = Rank(mailbox, FAST, now, lambda _: step_s[0])
         first = len(rank.until_settled())
         before, number = name_of(rank.sync.plan), first + 20
         for quiet in range(first, number):
             rank.step(quiet)
         mailbox.gather_objects(None)
-        wire_s[0] = 1e4  # ten million times slower
+        wire_s[0], step_s[0] = 1e4, 0.006  # ten million times slower
         after = before
-        while after != "int6" and number < _LIMIT:
+        while after != "int6@broadcast" and number < _LIMIT:
             rank.step(number)
             number += 1
             after = name_of(rank.sync.plan)
@@ -186,7 +187,7 @@ def test_costs_that_stay_moved_lead_to_another_plan(now, monkeypatch):
 
     mine, theirs = run_ranks(2, body)
     assert mine == theirs
-    assert mine[:2] == ("none", "int6")
+    assert mine[:2] == ("none", "int6@broadcast")
 
 
 def test_a_resumed_run_keeps_the_stored_plan_and_tries_nothing(now):
@@ -204,5 +205,5 @@ def test_a_resumed_run_keeps_the_stored_plan_and_tries_nothing(now):
         return further, resumed, again.sync.plan
 
     for further, resumed, plan in run_ranks(2, body):
-        assert plan == Plan.of("int6")
+        assert plan == Plan.of("int6@broadcast")
         assert all(map(torch.equal, further, resumed))

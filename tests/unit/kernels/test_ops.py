@@ -68,6 +68,12 @@ def arguments() -> dict[str, tuple]:
         "shared_sum": (levels[None], True, sums),
         "shared_decode": (sums, SEGMENTS, peaks, 4, 256, 2.0, out),
         "hadamard": (x[:512], 256, out[:512]),
+        "rotated_encode": (x, SEGMENTS, 1, 4, 256, False, e, 0.0, blank["quantize"]),
+        "rotated_decode": (blank["quantize"][None], SEGMENTS, 4, 256, *tail),
+        "statistics": (x, [0.5, 1.0]),
+        "thin_product": (x.view(24, 30), e[:60].view(30, 2)),
+        "transposed_product": (x.view(24, 30), e[:48].view(24, 2)),
+        "orthonormal": (x[:48].view(24, 2),),
     }
 
 

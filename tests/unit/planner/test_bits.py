@@ -119,9 +119,8 @@ EMBEDDING = layer(
     100_000,
     1e6,
     reliefs=(
-        Option(None, 8000, 9e5, "sparse"),
+        Option(None, 4000, 9e5, "sparse"),
         Option(1, 12_500, 4e5),
-        Option(None, 0, 7e5, "later"),
     ),
 )
 
@@ -131,7 +130,7 @@ EMBEDDING = layer(
     [
         (30_000, 1e9, ["bits", 2]),  # the floor fits
         (14_000, 1e9, ["bits", 1]),  # fewer bits are enough, and the cheapest error
-        (5_000, 1e9, ["later", None]),  # nothing else fits
+        (5_000, 1e9, ["sparse", None]),  # nothing else fits
         (14_000, 1e-3, ["bits", 2]),  # a stall costs less than any relief
     ],
 )
@@ -141,6 +140,19 @@ def test_layer_that_forces_a_stall_takes_the_relief_that_costs_least(room, price
     assert [found.options[0].name, found.options[0].bits] == names
     assert found.options[1].bits == 16
     assert found.excess == max(0, found.options[0].cost - room)
+
+
+def test_relief_that_beats_the_floor_is_taken_where_the_floor_does_not_fit():
+    better = Option(1, 12_500, 0.5 * layer(100_000, 1e6).options[0].error)
+    front = layer(100_000, 1e6, reliefs=(better,))
+    assert solve([front], [14_000]).options[0].bits == 1
+    assert solve([front], [front.options[0].cost]).options[0].bits == 2
+
+
+def test_relief_that_lowers_an_error_above_its_bound_is_taken():
+    better = Option(1, 12_500, 1.0)
+    front = layer(100_000, 1e6, reliefs=(better,))
+    assert solve([front], [14_000], most_error=10.0).options[0].bits == 1
 
 
 def test_relief_is_given_to_the_layers_inside_the_tight_window_only():

@@ -89,6 +89,40 @@ def magnitudes(values):
 
 
 @triton.jit
+def signed(size, negative):
+    """Give sizes their sign; Triton's own minus turns 0.0 into 0.0, not -0.0."""
+    return tl.where(negative, size * -1.0, size)
+
+
+@triton.jit
+def peaks_of(
+    x_ptr,
+    residual_ptr,
+    index,
+    left,
+    is_full,
+    BLOCK: tl.constexpr,
+    CHUNK: tl.constexpr,
+    FEEDBACK: tl.constexpr,
+):
+    """Return each block's first chunk, and the bits of its largest magnitude."""
+    value = load_owed(x_ptr, residual_ptr, index, left, is_full, FEEDBACK)
+    peak = tl.max(magnitudes(value), 1)
+    for chunk in range(1, BLOCK // CHUNK):
+        here = index + chunk * CHUNK
+        more = load_owed(x_ptr, residual_ptr, here, left, is_full, FEEDBACK)
+        peak = tl.maximum(peak, tl.max(magnitudes(more), 1))
+    return value, peak
+
+
+@triton.jit
+def groups_of(BLOCKS: tl.constexpr, BLOCK: tl.constexpr, CHUNK: tl.constexpr):
+    """Number the groups in the first chunk of each block."""
+    g = tl.arange(0, BLOCKS * (CHUNK // 256))
+    return g // (CHUNK // 256) * (BLOCK // 256) + g % (CHUNK // 256)
+
+
+@triton.jit
 def lift_of(peak):
     """Return a power of two; values times it have reciprocals that fit."""
     return tl.where(peak < 2.0**-64, 2.0**64, tl.where(peak > 2.0**64, 2.0**-64, 1.0))

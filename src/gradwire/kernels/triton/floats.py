@@ -19,8 +19,8 @@ from gradwire.kernels.triton.blocks import (
     load_owed,
     load_scales,
     load_values,
-    magnitudes,
     mark,
+    peaks_of,
     scale_to,
     store_values,
     tile_of,
@@ -170,12 +170,7 @@ def encode_kernel(
     body_ptr = from_row(body_ptr, row, 7, start, ALIGNED)
     block = tl.arange(0, BLOCKS)
     place = block[:, None] * BLOCK + tl.arange(0, CHUNK)[None, :]
-    value = load_owed(x_ptr, residual_ptr, place, left, is_full, FEEDBACK)
-    peak = tl.max(magnitudes(value), 1)
-    for chunk in range(1, BLOCK // CHUNK):
-        here = place + chunk * CHUNK
-        more = load_owed(x_ptr, residual_ptr, here, left, is_full, FEEDBACK)
-        peak = tl.maximum(peak, tl.max(magnitudes(more), 1))
+    value, peak = peaks_of(x_ptr, residual_ptr, place, left, is_full, BLOCK, CHUNK, FEEDBACK)
     scale, inverse, lift = _scales(peak, FORMAT)
     if FORMAT >= _FLOAT16:
         scales_ptr = from_row(scales_ptr, row, 6, start // BLOCK, False)
@@ -192,18 +187,8 @@ def encode_kernel(
 
 
 @triton.jit
-def _decoded(
-    scales_ptr,
-    body_ptr,
-    group,
-    within,
-    left,
-    is_full,
-    FORMAT: tl.constexpr,
-    NATIVE: tl.constexpr,
-    BLOCK: tl.constexpr,
-):
-    """Return the values of one payload's groups; the first is the block's `within`-th."""
+def unscaled(body_ptr, group, left, is_full, FORMAT: tl.constexpr, NATIVE: tl.constexpr):
+    """Return the values of one payload's groups, without their scales."""
     GROUPS: tl.constexpr = group.shape[0]
     index = group[:, None] * 256 + tl.arange(0, 256)[None, :]
     if FORMAT == _FLOAT32:
@@ -223,6 +208,23 @@ def _decoded(
             rest = (index >= whole) & (index < left)
             code = code | tl.load(body_ptr + index, mask=rest, other=0)
         value = _float8_value(code, FORMAT, NATIVE)
+    return value
+
+
+@triton.jit
+def _decoded(
+    scales_ptr,
+    body_ptr,
+    group,
+    within,
+    left,
+    is_full,
+    FORMAT: tl.constexpr,
+    NATIVE: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """Return the values of one payload's groups; the first is the block's `within`-th."""
+    value = unscaled(body_ptr, group, left, is_full, FORMAT, NATIVE)
     if FORMAT >= _FLOAT16:
         value = value * load_scales(scales_ptr, group, within, left, is_full, BLOCK)[:, None]
     return value

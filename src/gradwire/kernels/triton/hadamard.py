@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from gradwire.kernels.triton.sparse import Form
+from gradwire.kernels.forms import form_of
 from gradwire.kernels.triton.tiles import OPTIONS
 
 _VALUES = 4096
@@ -68,6 +68,16 @@ def _products(x, SIZE: tl.constexpr):
 
 
 @triton.jit
+def transformed(x, BLOCK: tl.constexpr, WHOLE: tl.constexpr, FORM: tl.constexpr):
+    """Transform whole blocks, not normalised; WHOLE is the largest power of 16 in BLOCK."""
+    if FORM == "matrix":
+        x = _butterflies(_products(x, WHOLE), WHOLE, BLOCK)
+    else:
+        x = _butterflies(x, 1, BLOCK)
+    return x
+
+
+@triton.jit
 def hadamard_kernel(
     x_ptr,
     out_ptr,
@@ -78,17 +88,14 @@ def hadamard_kernel(
     VALUES: tl.constexpr,
     FORM: tl.constexpr,
 ):
-    """Transform whole blocks; WHOLE is the largest power of 16 in BLOCK."""
+    """Transform and normalise whole blocks."""
     index = tl.program_id(0).to(tl.int64) * VALUES + tl.arange(0, VALUES)
     x = tl.load(x_ptr + index, mask=index < numel, other=0.0)
-    if FORM == "matrix":
-        x = _butterflies(_products(x, WHOLE), WHOLE, BLOCK)
-    else:
-        x = _butterflies(x, 1, BLOCK)
+    x = transformed(x, BLOCK, WHOLE, FORM)
     tl.store(out_ptr + index, x * scale, mask=index < numel)
 
 
-def hadamard(x: Tensor, block_size: int, out: Tensor, form: Form = "plain") -> None:
+def hadamard(x: Tensor, block_size: int, out: Tensor) -> None:
     """See `gradwire.kernels.reference.hadamard`."""
     if not x.numel():
         return
@@ -97,6 +104,6 @@ def hadamard(x: Tensor, block_size: int, out: Tensor, form: Form = "plain") -> N
         BLOCK=block_size,
         WHOLE=16 ** ((block_size.bit_length() - 1) // 4),
         VALUES=_VALUES,
-        FORM=form,
+        FORM=form_of("hadamard"),
         **OPTIONS,
     )

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gradwire.kernels import ops
+from gradwire.kernels import checks
 from gradwire.kernels.triton.tiles import (
     OPTIONS,
     TILE,
@@ -57,9 +57,9 @@ def launch_encode(
         PayloadError: The payload has another size than the spec says.
     """
     chunk = chunk or chunk_of(spec.block_size)
-    blocks = TILE // chunk
+    blocks = max(1, TILE // chunk)
     plan = tiles(segments, x, residual, spec, blocks * spec.block_size)
-    ops.check_size(f"{spec.id}_encode", payload, plan.num_bytes)
+    checks.check_size(f"{spec.id}_encode", payload, plan.num_bytes)
     check_alignment("payload", payload)
     if not plan.programs:
         return
@@ -92,11 +92,12 @@ def launch_decode(
     divisor: float,
     accumulate: bool,
     out: Tensor,
+    tile: int = TILE,
     **meta: Any,  # noqa: ANN401 - constants of any type
 ) -> None:
     """Decode payloads into their mean in one launch; see `launch_encode`."""
-    plan = tiles(segments, out, None, spec)
-    ops.check_size(f"{spec.id}_decode", payloads, plan.num_bytes)
+    plan = tiles(segments, out, None, spec, tile)
+    checks.check_size(f"{spec.id}_decode", payloads, plan.num_bytes)
     check_alignment("payloads", payloads)
     if not plan.programs:
         return
@@ -112,7 +113,7 @@ def launch_decode(
         payloads.shape[0],
         divisor,
         BLOCK=spec.block_size,
-        GROUPS=TILE // GROUP,
+        GROUPS=tile // GROUP,
         ACCUMULATE=accumulate,
         ALIGNED=plan.is_aligned,
         **meta,

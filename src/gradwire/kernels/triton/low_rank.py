@@ -8,13 +8,15 @@ memory speed behind; smaller ones gain nothing from matrix units.
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from gradwire.errors import SpecError
-from gradwire.kernels.triton.sparse import Form
+from gradwire.kernels import reference_products
+from gradwire.kernels.forms import form_of
 from gradwire.kernels.triton.tiles import OPTIONS
 
 MAX_RANK = 16
@@ -24,7 +26,6 @@ _RIDGE = 1e-7
 _SPLIT = 8
 _ROWS, _DEPTH = 64, 32
 _R = tl.constexpr(MAX_RANK)
-_PRECISION = {"plain": "ieee", "matrix": "tf32x3"}
 
 
 @triton.jit
@@ -32,14 +33,13 @@ def product_kernel(
     m_ptr,
     q_ptr,
     p_ptr,
-    gram_ptr,
     rows,
     columns,
     ROWS: tl.constexpr,
     DEPTH: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    """Form some rows of `P = M Q`, and their share of `Pᵀ P`."""
+    """Form some rows of `P = M Q`."""
     pid = tl.program_id(0)
     row = pid * ROWS + tl.arange(0, ROWS)
     c = tl.arange(0, _R)
@@ -53,7 +53,17 @@ def product_kernel(
         b = tl.load(q_ptr + b_at, mask=column[:, None] < columns, other=0.0)
         acc = tl.dot(a, b, acc, input_precision=PRECISION)
     tl.store(p_ptr + row[:, None] * _R + c[None, :], acc, mask=row[:, None] < rows)
-    gram = tl.dot(tl.trans(acc), acc, input_precision=PRECISION)
+
+
+@triton.jit
+def gram_kernel(p_ptr, gram_ptr, rows, ROWS: tl.constexpr, PRECISION: tl.constexpr):
+    """Form one share of `Pᵀ P`."""
+    pid = tl.program_id(0)
+    row = pid * ROWS + tl.arange(0, ROWS)
+    c = tl.arange(0, _R)
+    at = row[:, None] * _R + c[None, :]
+    p = tl.load(p_ptr + at, mask=row[:, None] < rows, other=0.0)
+    gram = tl.dot(tl.trans(p), p, input_precision=PRECISION)
     tl.store(gram_ptr + pid * _R * _R + c[:, None] * _R + c[None, :], gram)
 
 
@@ -125,67 +135,70 @@ def transposed_kernel(
     tl.store(out_ptr + at, acc, mask=column[None, :] < columns)
 
 
-def orthonormal_product(m: Tensor, q: Tensor, form: Form = "matrix") -> Tensor:
-    """Return an orthonormal basis of the columns of `M Q`, `[rows, rank]`.
+def thin_product(m: Tensor, q: Tensor) -> Tensor:
+    """See `gradwire.kernels.reference_products.thin_product`; wide ones go to it."""
+    rows, columns = m.shape
+    rank = q.shape[1]
+    if rank > MAX_RANK or not m.numel():
+        return reference_products.thin_product(m, q)
+    p = torch.empty(rows, MAX_RANK, dtype=torch.float32, device=m.device)
+    product_kernel[(-(-rows // _ROWS),)](
+        *(m, _widened(q), p, rows, columns), DEPTH=_DEPTH, **_tiling()
+    )
+    return p[:, :rank].contiguous()
+
+
+def orthonormal(p: Tensor) -> Tensor:
+    """Return an orthonormal basis of `P`'s columns; more than 16 go to the reference.
 
     Columns that depend on others, to float32 accuracy, come out small rather
     than orthonormal: a ridge on the Gram matrix keeps its factor finite.
-
-    Args:
-        m: float32 `[rows, columns]`, contiguous.
-        q: float32 `[columns, rank]`, a rank of at most 16.
-        form: Where products are formed.
-
-    Raises:
-        SpecError: The rank is too high.
 
     Source:
         Yamamoto et al., Roundoff error analysis of the CholeskyQR2 algorithm
         (ETNA 2015): factoring twice makes up for the squared condition.
     """
-    rank = _check_rank(q)
-    rows, columns = m.shape
+    rows, rank = p.shape
+    if rank > MAX_RANK or not p.numel():
+        return reference_products.orthonormal(p)
     parts = -(-rows // _ROWS)
-    p = torch.empty(rows, MAX_RANK, dtype=torch.float32, device=m.device)
-    gram = torch.empty(parts, MAX_RANK, MAX_RANK, dtype=torch.float32, device=m.device)
-    inverse = torch.empty(MAX_RANK, MAX_RANK, dtype=torch.float32, device=m.device)
-    tiling = {"ROWS": _ROWS, "PRECISION": _PRECISION[form], **OPTIONS}
-    product_kernel[(parts,)](m, _widened(q), p, gram, rows, columns, DEPTH=_DEPTH, **tiling)
+    wide = _widened(p)
+    gram = torch.empty(parts, MAX_RANK, MAX_RANK, dtype=torch.float32, device=p.device)
+    inverse = torch.empty(MAX_RANK, MAX_RANK, dtype=torch.float32, device=p.device)
+    gram_kernel[(parts,)](wide, gram, rows, **_tiling())
     for _ in range(2):
         factor_kernel[(1,)](gram, inverse, parts, _RIDGE, num_warps=1, enable_fp_fusion=False)
-        apply_kernel[(parts,)](p, inverse, gram, rows, **tiling)
-    return p[:, :rank].contiguous()
+        apply_kernel[(parts,)](wide, inverse, gram, rows, **_tiling())
+    return wide[:, :rank].contiguous()
 
 
-def transposed_product(m: Tensor, p: Tensor, form: Form = "matrix") -> Tensor:
-    """Return `Mᵀ P`, `[columns, rank]`.
-
-    Args:
-        m: float32 `[rows, columns]`, contiguous.
-        p: float32 `[rows, rank]`, a rank of at most 16.
-        form: Where products are formed.
-
-    Raises:
-        SpecError: The rank is too high.
-    """
-    rank = _check_rank(p)
+def transposed_product(m: Tensor, p: Tensor) -> Tensor:
+    """See `gradwire.kernels.reference_products.transposed_product`; wide ones go to it."""
     rows, columns = m.shape
+    rank = p.shape[1]
+    if rank > MAX_RANK or not m.numel():
+        return reference_products.transposed_product(m, p)
     parts = torch.empty(_SPLIT, columns, MAX_RANK, dtype=torch.float32, device=m.device)
     transposed_kernel[(-(-columns // _ROWS), _SPLIT)](
         *(m, _widened(p), parts, rows, columns),
         COLUMNS=_ROWS,
         DEPTH=_DEPTH,
         SPLIT=_SPLIT,
-        PRECISION=_PRECISION[form],
+        PRECISION=precision(),
         **OPTIONS,
     )
     return parts.sum(0)[:, :rank].contiguous()
 
 
-def _check_rank(thin: Tensor) -> int:
-    if thin.shape[1] > MAX_RANK:
-        raise SpecError("rank", thin.shape[1], f"at most {MAX_RANK}")
-    return thin.shape[1]
+def precision() -> str:
+    """Return how products are formed; AMD's units have no three tf32 parts."""
+    if form_of("low_rank") == "plain":
+        return "ieee"
+    return "ieee" if torch.version.hip is not None else "tf32x3"
+
+
+def _tiling() -> dict[str, Any]:
+    return {"ROWS": _ROWS, "PRECISION": precision(), **OPTIONS}
 
 
 def _widened(thin: Tensor) -> Tensor:

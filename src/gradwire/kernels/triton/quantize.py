@@ -6,18 +6,20 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from gradwire.kernels import reference
 from gradwire.kernels.triton.blocks import (
     clear_paddings,
     from_row,
+    groups_of,
     keep_lost,
     load_owed,
     load_scales,
     magnitudes,
     pack,
     packed_words,
+    peaks_of,
     scale_to,
     store_values,
+    sum_halves,
     tile_of,
     unpack,
     write_mean,
@@ -25,6 +27,8 @@ from gradwire.kernels.triton.blocks import (
 from gradwire.kernels.triton.launch import launch_decode, launch_encode
 from gradwire.spec import Quantize
 
+_INFINITY = tl.constexpr(0x7F800000)
+_NAN = tl.constexpr(0x7FC00000)
 _MAGIC = tl.constexpr(12582912.0)
 _MAGIC_BITS = tl.constexpr(0x4B400000)
 
@@ -37,7 +41,7 @@ def _mix(z):
 
 
 @triton.jit
-def _noise(stream, block, index, BITS: tl.constexpr):
+def noise_of(stream, block, index, BITS: tl.constexpr):
     """Return uniform numbers below `2**BITS` for places `index` of each block."""
     seed = _mix(stream.to(tl.uint64))
     z = seed + block.to(tl.uint64) * 0x9E3779B97F4A7C15
@@ -50,6 +54,45 @@ def _noise(stream, block, index, BITS: tl.constexpr):
     low = x & ((1 << BITS) - 1)
     is_low = (index // 8 % 2 == 0)[None, :]
     return tl.where(is_low, low, x >> (32 - BITS)).to(tl.int32)
+
+
+@triton.jit
+def levels_of(value, scale, inverse, lift, noise, BITS: tl.constexpr, FRACTION: tl.constexpr):
+    """Return the codes of values, what they decode to, and whether the block is finite."""
+    BIAS: tl.constexpr = 0.5 if BITS == 1 else 2.0 ** (BITS - 1)
+    OFFSET: tl.constexpr = 1 << (FRACTION - 1) if BITS == 1 else 1 << (FRACTION + BITS - 1)
+    settled = (scale == scale)[:, None]
+    clean = tl.where(settled, value, 0.0)
+    fixed = clean * lift[:, None] * (inverse * (1 << FRACTION))[:, None]
+    # Adding 1.5 * 2**23 rounds to a whole number, ties to even; the bits hold it.
+    whole = (fixed + _MAGIC).to(tl.int32, bitcast=True) - _MAGIC_BITS
+    code = tl.where(settled, (whole + OFFSET + noise) >> FRACTION, 0)
+    return code, (code.to(tl.float32) - BIAS) * scale[:, None], settled
+
+
+@triton.jit
+def _norms(
+    x_ptr,
+    residual_ptr,
+    peak,
+    left,
+    is_full,
+    BLOCK: tl.constexpr,
+    BLOCKS: tl.constexpr,
+    FEEDBACK: tl.constexpr,
+):
+    """Return the bits of each block's L2 norm, summed in the order all back ends keep."""
+    exponent = tl.minimum(tl.maximum(254 - (peak >> 23), 1), 253)
+    down = (exponent << 23).to(tl.float32, bitcast=True)
+    up = ((254 - exponent) << 23).to(tl.float32, bitcast=True)
+    index = tl.arange(0, BLOCKS)[:, None] * BLOCK + tl.arange(0, 32)[None, :]
+    total = tl.zeros((BLOCKS, 32), tl.float32)
+    for step in range(BLOCK // 32):
+        value = load_owed(x_ptr, residual_ptr, index + step * 32, left, is_full, FEEDBACK)
+        scaled = value * down[:, None]
+        total += scaled * scaled
+    norm = tl.sqrt_rn(sum_halves(total)) * up
+    return tl.where(peak < _INFINITY, magnitudes(norm), _NAN)
 
 
 @triton.jit
@@ -71,17 +114,8 @@ def _encode_chunk(
     FEEDBACK: tl.constexpr,
 ):
     """Round, pack and store one chunk of each block, and keep what is lost."""
-    BIAS: tl.constexpr = 0.5 if BITS == 1 else 2.0 ** (BITS - 1)
-    settled = (scale == scale)[:, None]
-    clean = tl.where(settled, value, 0.0)
-    fixed = clean * lift[:, None] * (inverse * (1 << FRACTION))[:, None]
-    # Adding 1.5 * 2**23 rounds to a whole number, ties to even; the bits hold it.
-    whole = (fixed + _MAGIC).to(tl.int32, bitcast=True) - _MAGIC_BITS
-    OFFSET: tl.constexpr = 1 << (FRACTION - 1) if BITS == 1 else 1 << (FRACTION + BITS - 1)
-    code = (whole + OFFSET + noise) >> FRACTION
-    code = tl.where(settled, code, 0)
-    lost = value - (code.to(tl.float32) - BIAS) * scale[:, None]
-    keep_lost(residual_ptr, index, lost, settled, gain, left, is_full, FEEDBACK)
+    code, decoded, settled = levels_of(value, scale, inverse, lift, noise, BITS, FRACTION)
+    keep_lost(residual_ptr, index, value - decoded, settled, gain, left, is_full, FEEDBACK)
     if not is_full:
         code = tl.where(index < left, code, 0)
     GROUPS: tl.constexpr = group.shape[0]
@@ -109,6 +143,7 @@ def encode_kernel(
     CHUNK: tl.constexpr,
     BLOCKS: tl.constexpr,
     NEAREST: tl.constexpr,
+    L2: tl.constexpr,
     FEEDBACK: tl.constexpr,
     ALIGNED: tl.constexpr,
 ):
@@ -128,30 +163,26 @@ def encode_kernel(
     block = tl.arange(0, BLOCKS)
     place = tl.arange(0, CHUNK)
     index = block[:, None] * BLOCK + place[None, :]
-    value = load_owed(x_ptr, residual_ptr, index, left, is_full, FEEDBACK)
-    peak = tl.max(magnitudes(value), 1)
-    for chunk in range(1, BLOCK // CHUNK):
-        here = index + chunk * CHUNK
-        more = load_owed(x_ptr, residual_ptr, here, left, is_full, FEEDBACK)
-        peak = tl.maximum(peak, tl.max(magnitudes(more), 1))
+    value, peak = peaks_of(x_ptr, residual_ptr, index, left, is_full, BLOCK, CHUNK, FEEDBACK)
+    if L2:
+        peak = _norms(x_ptr, residual_ptr, peak, left, is_full, BLOCK, BLOCKS, FEEDBACK)
     scale, inverse, lift = scale_to(peak, LARGEST, LIMIT)
     scales_ptr = from_row(scales_ptr, row, 6, start // BLOCK, False)
     store_values(scales_ptr, block, scale, (left + BLOCK - 1) // BLOCK, is_full)
     words_ptr = from_row(words_ptr, row, 7, start // 32 * BITS, True)
     own = stream + tl.load(row + 5)
     parameter_block = tl.load(row + 4) + start // BLOCK + block
-    g = tl.arange(0, BLOCKS * GROUPS)
-    group = g // GROUPS * (BLOCK // 256) + g % GROUPS
+    group = groups_of(BLOCKS, BLOCK, CHUNK)
     for chunk in range(BLOCK // CHUNK):
         here = index + chunk * CHUNK
-        if BLOCK == CHUNK:
+        if BLOCK == CHUNK and not L2:
             v = value
         else:
             v = load_owed(x_ptr, residual_ptr, here, left, is_full, FEEDBACK)
         if NEAREST:
             noise = 1 << (FRACTION - 1)
         else:
-            noise = _noise(own, parameter_block, place + chunk * CHUNK, FRACTION)
+            noise = noise_of(own, parameter_block, place + chunk * CHUNK, FRACTION)
         _encode_chunk(
             v,
             residual_ptr,
@@ -172,7 +203,7 @@ def encode_kernel(
 
 
 @triton.jit
-def _decoded(
+def decoded_of(
     scales_ptr,
     words_ptr,
     group,
@@ -214,11 +245,11 @@ def decode_kernel(
     scales_ptr = from_row(scales_ptr, row, 6, block, False)
     words_ptr = from_row(words_ptr, row, 7, start // 32 * BITS, True)
     group = tl.arange(0, GROUPS)
-    total = _decoded(scales_ptr, words_ptr, group, within, left, is_full, BITS, BLOCK)
+    total = decoded_of(scales_ptr, words_ptr, group, within, left, is_full, BITS, BLOCK)
     for _ in range(1, count):
         scales_ptr += row_scales
         words_ptr += row_words
-        total += _decoded(scales_ptr, words_ptr, group, within, left, is_full, BITS, BLOCK)
+        total += decoded_of(scales_ptr, words_ptr, group, within, left, is_full, BITS, BLOCK)
     write_mean(out_ptr, total, group, left, divisor, is_full, ACCUMULATE)
 
 
@@ -234,16 +265,9 @@ def quantize_encode(
     payload: Tensor,
     l2: bool = False,
 ) -> None:
-    """See `gradwire.kernels.reference.quantize_encode`.
-
-    Scales from norms are there for comparisons; the reference makes them.
-    """
-    if l2:
-        arguments = (x, segments, stream, bits, block_size, nearest, residual, gain, payload)
-        reference.quantize_encode(*arguments, l2)
-        return
+    """See `gradwire.kernels.reference.quantize_encode`."""
     spec = Quantize(bits, block_size)
-    meta = {"BITS": bits, "NEAREST": nearest}
+    meta = {"BITS": bits, "NEAREST": nearest, "L2": l2}
     launch_encode(encode_kernel, spec, x, segments, residual, gain, payload, stream, **meta)
 
 

@@ -9,6 +9,7 @@ from torch import Tensor
 from gradwire.kernels.triton.blocks import (
     clear_paddings,
     from_row,
+    groups_of,
     keep_lost,
     load_owed,
     load_scales,
@@ -16,6 +17,7 @@ from gradwire.kernels.triton.blocks import (
     mark,
     pack,
     packed_words,
+    signed,
     store_values,
     sum_halves,
     tile_of,
@@ -95,14 +97,13 @@ def encode_kernel(
     scales_ptr = from_row(scales_ptr, row, 6, start // BLOCK, False)
     store_values(scales_ptr, block, scale, (left + BLOCK - 1) // BLOCK, is_full)
     words_ptr = from_row(words_ptr, row, 7, start // 32, True)
-    g = tl.arange(0, BLOCKS * GROUPS)
-    group = g // GROUPS * (BLOCK // 256) + g % GROUPS
+    group = groups_of(BLOCKS, BLOCK, CHUNK)
     place = block[:, None] * BLOCK + tl.arange(0, CHUNK)[None, :]
     for chunk in range(BLOCK // CHUNK):
         index = place + chunk * CHUNK
         value = load_owed(x_ptr, residual_ptr, index, left, is_full, FEEDBACK)
         negative = (value.to(tl.int32, bitcast=True) < 0) & settled
-        decoded = tl.where(negative, -scale[:, None], scale[:, None])
+        decoded = signed(scale[:, None], negative)
         lost = value - decoded
         keep_lost(residual_ptr, index, lost, settled, gain, left, is_full, FEEDBACK)
         codes = tl.reshape((negative & (index < left)).to(tl.int32), (BLOCKS * CHUNK,))
@@ -114,7 +115,7 @@ def _decoded(scales_ptr, words_ptr, group, within, left, is_full, BLOCK: tl.cons
     GROUPS: tl.constexpr = group.shape[0]
     codes = unpack(words_ptr, group, packed_words(left, 1), is_full, 1)
     scale = load_scales(scales_ptr, group, within, left, is_full, BLOCK)[:, None]
-    return tl.where(tl.reshape(codes, (GROUPS, 256)) > 0, -scale, scale)
+    return signed(scale, tl.reshape(codes, (GROUPS, 256)) > 0)
 
 
 @triton.jit(do_not_specialize=["count"])

@@ -8,7 +8,7 @@ cores run.
 
 from __future__ import annotations
 
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import triton
@@ -16,7 +16,8 @@ import triton.language as tl
 from torch import Tensor
 
 from gradwire.errors import GradwireError
-from gradwire.kernels import ops, reference_sparse
+from gradwire.kernels import checks, reference_sparse
+from gradwire.kernels.forms import form_of
 from gradwire.kernels.triton.blocks import (
     from_row,
     load_owed,
@@ -37,9 +38,6 @@ from gradwire.kernels.triton.tiles import (
     starts,
 )
 from gradwire.layout import align
-
-Form = Literal["plain", "matrix"]
-"""How a kernel adds: as plain fused code, or as products on matrix units."""
 
 SLOTS = 1024
 """Slots of a payload that one program works on."""
@@ -255,7 +253,7 @@ def mean_kernel(
     write_mean(out_ptr, total, group, left, divisor, is_full, ACCUMULATE)
 
 
-def _deal(rows: list[ops.Row], limits: list[int], device: torch.device) -> _Plan:
+def _deal(rows: list[checks.Row], limits: list[int], device: torch.device) -> _Plan:
     """Deal out stretches by values and by slots.
 
     Rows of the tables: first tile, offset, residual offset, numel (slots:
@@ -296,8 +294,8 @@ def _plan(x: Tensor, segments: Tensor, capacities: Tensor, residual: Tensor | No
     most = None if residual is None else residual.numel()
 
     def make() -> _Plan:
-        rows = ops.check_rows(segments, x, residual)
-        return _deal(rows, ops.check_capacities(rows, limits), x.device)
+        rows = checks.check_rows(segments, x, residual)
+        return _deal(rows, checks.check_capacities(rows, limits), x.device)
 
     return kept(segments, ("sparse", tuple(limits), x.numel(), most, x.device), make)
 
@@ -310,15 +308,13 @@ def sparse_encode(
     residual: Tensor | None,
     gain: float,
     payload: Tensor,
-    form: Form = "plain",
 ) -> None:
     """See `gradwire.kernels.reference_sparse.sparse_encode`.
 
-    Three launches: count, offsets of tiles, write. `form` says how tiles form
-    prefix sums.
+    Three launches: count, offsets of tiles, write.
     """
     plan = _plan(x, segments, capacities, residual)
-    ops.check_size("sparse_encode", payload, plan.num_bytes)
+    checks.check_size("sparse_encode", payload, plan.num_bytes)
     check_alignment("payload", payload)
     payload.zero_()
     tiles, stretches = plan.values.programs, segments.shape[0]
@@ -347,7 +343,7 @@ def sparse_encode(
         *table,
         gain,
         tiles,
-        FORM=form,
+        FORM=form_of("prefix_sum"),
         **mode,
     )
 
@@ -365,7 +361,7 @@ def sparse_decode(
     Waits for the device once, to refuse payloads that would write elsewhere.
     """
     plan = _plan(out, segments, capacities, None)
-    ops.check_size("sparse_decode", payloads, plan.num_bytes)
+    checks.check_size("sparse_decode", payloads, plan.num_bytes)
     check_alignment("payloads", payloads)
     if not plan.values.programs:
         return

@@ -12,41 +12,19 @@ operations, and the same result every time.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from gradwire.errors import SpecError
+from gradwire.kernels.forms import form_of
+from gradwire.kernels.ops import MAX_THRESHOLDS
 from gradwire.kernels.triton.hadamard import times_exact
-from gradwire.kernels.triton.sparse import Form
 from gradwire.kernels.triton.tiles import OPTIONS
-
-MAX_THRESHOLDS = 16
-"""Most thresholds of one call: the columns of a product."""
 
 _PROGRAMS = 1024
 _ROWS, _COLUMNS = tl.constexpr(32), tl.constexpr(64)
-
-
-class Statistics(NamedTuple):
-    """What one read of a vector gives.
-
-    Attributes:
-        sum: float64.
-        squares: Sum of squares, float64.
-        magnitudes: Sum of magnitudes, float64.
-        peak: Largest magnitude, float32.
-        counts: int64 `[thresholds]`: how many magnitudes exceed each.
-    """
-
-    sum: Tensor
-    squares: Tensor
-    magnitudes: Tensor
-    peak: Tensor
-    counts: Tensor
 
 
 @triton.jit
@@ -115,19 +93,8 @@ def statistics_kernel(
     tl.store(counts_ptr + tl.program_id(0) * 16 + tl.arange(0, 16), tl.sum(counts, 0).to(tl.int32))
 
 
-def statistics(x: Tensor, thresholds: Sequence[float] = (), form: Form = "plain") -> Statistics:
-    """Measure a vector in one read.
-
-    Args:
-        x: float32, 1-D, contiguous.
-        thresholds: At most 16.
-        form: Where the adding happens.
-
-    Raises:
-        SpecError: There are too many thresholds.
-    """
-    if len(thresholds) > MAX_THRESHOLDS:
-        raise SpecError("thresholds", len(thresholds), f"at most {MAX_THRESHOLDS}")
+def statistics(x: Tensor, thresholds: Sequence[float]) -> Tensor:
+    """See `gradwire.kernels.reference_products.statistics`."""
     tiles = -(-x.numel() // (_ROWS.value * _COLUMNS.value))
     programs = min(max(tiles, 1), _PROGRAMS)
     sums = torch.empty(programs, 4, dtype=torch.float32, device=x.device)
@@ -136,8 +103,9 @@ def statistics(x: Tensor, thresholds: Sequence[float] = (), form: Form = "plain"
     statistics_kernel[(programs,)](
         *(x, cuts, sums, counts, x.numel(), tiles, 1.0),
         THRESHOLDS=len(thresholds),
-        FORM=form,
+        FORM=form_of("statistics"),
         **OPTIONS,
     )
-    total, squares, absolute = sums[:, :3].to(torch.float64).sum(0)
-    return Statistics(total, squares, absolute, sums[:, 3].amax(), counts.sum(0)[: len(thresholds)])
+    wide = sums.to(torch.float64)
+    found = counts.sum(0)[: len(thresholds)].to(torch.float64)
+    return torch.cat([wide[:, :3].sum(0), wide[:, 3].amax(0, keepdim=True), found])

@@ -9,7 +9,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from gradwire.kernels import ops, reference_sparse
+from gradwire.kernels import checks, reference_sparse
 from gradwire.kernels.triton.blocks import from_row, load_owed, magnitudes, sum_halves
 from gradwire.kernels.triton.launch import feedback_mode
 from gradwire.kernels.triton.tiles import OPTIONS, are_aligned, kept, rows_of, starts
@@ -63,7 +63,7 @@ def tail_kernel(
 class _Sample:
     """Which groups of a bucket's stretches are looked at."""
 
-    def __init__(self, rows: list[ops.Row], density: float, device: torch.device) -> None:
+    def __init__(self, rows: list[checks.Row], density: float, device: torch.device) -> None:
         found = [reference_sparse.sampling(row[2], density) for row in rows]
         strides = [stride for stride, _, _ in found]
         self.sizes = [
@@ -96,7 +96,7 @@ def sparse_threshold(
     most = None if residual is None else residual.numel()
 
     def make() -> _Sample:
-        return _Sample(ops.check_rows(segments, x, residual), density, x.device)
+        return _Sample(checks.check_rows(segments, x, residual), density, x.device)
 
     sample = kept(segments, ("threshold", density, x.numel(), most, x.device), make)
     searches = [reference_sparse.refine(*wanted) for wanted in sample.wanted]

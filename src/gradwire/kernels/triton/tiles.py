@@ -16,10 +16,10 @@ from torch import Tensor
 from torch.utils.weak import WeakIdKeyDictionary
 
 from gradwire.errors import SpecError
-from gradwire.kernels import ops
-from gradwire.kernels.ops import Row
+from gradwire.kernels import checks
+from gradwire.kernels.checks import Row
 from gradwire.layout import ALIGNMENT, align, num_blocks, packed_bytes
-from gradwire.spec import FLOAT_BYTES, Float, Quantize, Sign
+from gradwire.spec import FLOAT_BYTES, BitPlanes, Float, Quantize, Sign
 
 TILE = 2048
 """Values that one program works on."""
@@ -29,7 +29,7 @@ OPTIONS: dict[str, Any] = {"num_warps": 4, "enable_fp_fusion": False}
 winners; a fused multiply-add would round once where the reference rounds twice."""
 
 _T = TypeVar("_T")
-Dense = Quantize | Sign | Float
+Dense = Quantize | Sign | Float | BitPlanes
 """Codecs that send every value."""
 
 _VECTOR = 4
@@ -90,7 +90,7 @@ def tiles(
     limit = None if residual is None else residual.numel()
 
     def make() -> Tiles:
-        rows = ops.check_rows(segments, x, residual, spec.block_size)
+        rows = checks.check_rows(segments, x, residual, spec.block_size)
         return _deal(rows, x.device, spec, tile)
 
     return kept(segments, (spec, tile, x.numel(), limit, x.device), make)
@@ -162,7 +162,8 @@ def _deal(rows: list[Row], device: torch.device, spec: Dense, tile: int) -> Tile
         bits = spec.bits if isinstance(spec, Quantize) else 1
         units, is_scaled = [packed_bytes(n, bits) // 4 for n in numels], True
     unit_bytes = unit_bytes_of(spec)
-    scales_end = 4 * sum(scales) if is_scaled else 0
+    header = ALIGNMENT if isinstance(spec, BitPlanes) else 0
+    scales_end = header + (4 * sum(scales) if is_scaled else 0)
     body = align(scales_end)
     body_end = body + unit_bytes * sum(units)
     columns = (
@@ -170,7 +171,7 @@ def _deal(rows: list[Row], device: torch.device, spec: Dense, tile: int) -> Tile
         *([row[i] for row in rows] for i in range(3)),
         [row[3] // spec.block_size for row in rows],
         [row[4] for row in rows],
-        starts(scales),
+        [header // 4 + first for first in starts(scales)],
         [body // unit_bytes + first for first in starts(units)],
     )
     return Tiles(

@@ -31,6 +31,7 @@ from gradwire.report.lanes import Drawing, draw_timeline
 from gradwire.report.page import render_page
 from gradwire.report.results import BenchResult, ModeResult
 from gradwire.spec import spec_key
+from gradwire.timeline import Timeline
 
 _STRONGEST = 70.0
 _STRONGEST_AT = 8.0
@@ -152,7 +153,11 @@ def _cell(summary: CellSummary) -> CellPage:
             (m.mode.label, m.mode.family, m.numbers) for m in summary.modes if m.numbers
         ),
         charts=_charts(summary),
-        timelines=[(m.label, draw_timeline(m.timeline)) for m in summary.cell.modes if m.timeline],
+        timelines=[
+            (m.label, draw_timeline(m.timeline))
+            for m in summary.cell.modes
+            if m.timeline and _has_transfers(m.timeline)
+        ],
         plans=[_plan(m) for m in summary.cell.modes if m.plan or m.why or m.bits],
     )
 
@@ -188,6 +193,11 @@ def _by_bytes(summary: CellSummary) -> Iterator[Curve]:
         curve = _curve(m.mode, [v.step * m.numbers.sent_bytes / 1e6 for v in m.mode.validations])
         kept = [(x, y) for x, y in zip(curve.xs, curve.ys, strict=True) if x > 0]
         yield curve._replace(xs=[x for x, _ in kept], ys=[y for _, y in kept])
+
+
+def _has_transfers(timeline: Timeline) -> bool:
+    """Whether a timeline says more than that computation waited."""
+    return any(s.kind == "transfer" for s in timeline.spans)
 
 
 def _plan(mode: ModeResult) -> PlanWords:

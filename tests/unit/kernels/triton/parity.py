@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import torch
 
-from gradwire.kernels import cuda, reference
+from gradwire.kernels import checks, cuda, forms, reference
 from gradwire.kernels.select import REFERENCE
-from gradwire.kernels.triton import hadamard, low_rank, sparse, statistics
-from gradwire.spec import Float, Quantize, Sign, Sparse
+from gradwire.kernels.triton import hadamard, low_rank, statistics
+from gradwire.spec import BitPlanes, Float, Quantize, Sign, Sparse
 from kernel_cases import (
     FEEDBACK,
     UNWRITTEN,
@@ -61,7 +61,13 @@ def _agrees(op, segments, spec, details, x, device, modes=tuple(FEEDBACK)):
     payloads = [
         _encoded(f"{op}_encode", segments, details, size, x, mode, device) for mode in modes
     ]
-    decoding = details[1:3] if op == "quantize" else details
+    decoding = (
+        details[1:-1]
+        if op in ("quantize", "rotated")
+        else details[1:]
+        if op == "planes"
+        else details
+    )
     _decodes_alike(f"{op}_decode", segments, decoding, torch.stack(payloads), device)
 
 
@@ -121,11 +127,13 @@ def thresholds(device, density):
         assert_same_bits(expected, found.cpu())
 
 
-def selection(device, form, monkeypatch):
+def selection(device, form):
     """Few slots and many, for values of which some are not finite."""
-    monkeypatch.setitem(
-        cuda.kernels(), "sparse_encode", lambda *args: sparse.sparse_encode(*args, form=form)
-    )
+    with forms.using("prefix_sum", form):
+        _selects(device)
+
+
+def _selects(device):
     segments, x = _bucket(256)
     x[5::131] = torch.inf
     spec = Sparse(0.05, "threshold")
@@ -138,38 +146,129 @@ def selection(device, form, monkeypatch):
     _decodes_alike("sparse_decode", segments, (capacities,), torch.stack(payloads), device)
 
 
+def rotation(device, block_size, form="plain"):
+    """As products on matrix units, a few values fall to the neighbouring level."""
+    x = values(3 * block_size + 77)
+    x[-40:] *= 1e-30
+    x[block_size + 5] = torch.nan
+    segments = torch.tensor([[0, 0, x.numel(), 2 * block_size, 9]])
+    spec = Quantize(4, block_size, rotation="hadamard")
+    details = (7, 4, block_size, False)
+    if form == "plain":
+        _agrees("rotated", segments, spec, details, x, device, ("owed", "gain"))
+        return
+    with forms.using("hadamard", "matrix"):
+        payload = torch.empty(spec.num_bytes([x.numel()]), dtype=torch.uint8, device=device)
+        residual = torch.zeros_like(x, device=device)
+        encode, decode = (cuda.kernels()[f"rotated_{name}"] for name in ("encode", "decode"))
+        encode(x.to(device), segments, *details, residual, 0.0, payload)
+        out = torch.empty_like(residual)
+        decode(payload[None], segments, *details[1:3], 1.0, False, out)
+    finite = out.isfinite().cpu()
+    assert finite.sum() == x.numel() - block_size
+    lost = (x - out.cpu() - residual.cpu())[finite]
+    assert lost.norm() < 1e-6 * x[finite].norm()
+    assert 0.02 < residual.cpu()[finite].norm() / x[finite].norm() < 0.5
+
+
+def norms(device, block_size):
+    segments, x = _odd_bucket() if block_size == 256 else _bucket(block_size)
+    spec = Quantize(4, block_size, scale="l2")
+    size = spec.num_bytes(segments[:, 2].tolist())
+    kernels = {"quantize_encode": REFERENCE["quantize_encode"]}
+    results = []
+    for kernel, where in ((kernels["quantize_encode"], "cpu"), (_l2_kernel(), device)):
+        payload = torch.zeros(size, dtype=torch.uint8, device=where)
+        residual = residual_of(x.numel()).to(where)
+        details = (7, 4, block_size, False, residual, 0.0, payload, True)
+        kernel(x.to(where), segments, *details)
+        results.append((payload.cpu(), residual.cpu()))
+    assert torch.equal(results[0][0], results[1][0])
+    assert_same_bits(results[0][1], results[1][1])
+
+
+def _l2_kernel():
+    return cuda.kernels()["quantize_encode"]
+
+
+def bit_planes(device, bits, planes, block_size=256):
+    segments, x = _bucket(block_size)
+    spec = BitPlanes(bits, planes, block_size)
+    details = (7, bits, planes, block_size)
+    modes = ("owed", "gain") if bits == 8 else ("none", "owed")
+    _agrees("planes", segments, spec, details, x, device, modes)
+    segments, x = _odd_bucket()
+    spec = BitPlanes(bits, planes)
+    _agrees("planes", segments, spec, (7, bits, planes, 256), x, device, ("owed",))
+
+
+def mixtures(device, formats, block_sizes):
+    """Payloads of several codecs, of stretches that begin anywhere."""
+    longest = max(block_sizes)
+    for segments, x in (_bucket(longest), _odd_bucket()):
+        if segments[0, 3] % longest:
+            continue
+        payloads = [
+            _mixed_payload(form, size, segments, x)
+            for form, size in zip(formats, block_sizes, strict=True)
+        ]
+        for divisor, accumulate in ((3.0, False), (1.0, True)):
+            results = []
+            for kernel, where in (
+                (REFERENCE["mixed_decode"], "cpu"),
+                (cuda.kernels()["mixed_decode"], device),
+            ):
+                out = values(length(segments), 5).to(where)
+                moved = [payload.to(where) for payload in payloads]
+                kernel(moved, segments, formats, block_sizes, divisor, accumulate, out)
+                results.append(out.cpu())
+            assert_same_bits(*results)
+
+
+def _mixed_payload(form, block_size, segments, x):
+    spec = checks.mixed_spec(form, block_size)
+    payload = torch.zeros(spec.num_bytes(segments[:, 2].tolist()), dtype=torch.uint8)
+    details = {
+        Float: lambda: (spec.format, block_size),
+        Sign: lambda: (block_size,),
+        Quantize: lambda: (7, spec.bits, block_size, False),
+    }[type(spec)]()
+    REFERENCE[f"{spec.id}_encode"](x, segments, *details, None, 0.0, payload)
+    return payload
+
+
 def butterflies(device, block_size):
     x = values(8192)
     expected, out = torch.empty_like(x), torch.empty_like(x, device=device)
     reference.hadamard(x, block_size, expected)
     hadamard.hadamard(x.to(device), block_size, out)
     assert_same_bits(expected, out.cpu())
-    hadamard.hadamard(x.to(device), block_size, out, form="matrix")
+    with forms.using("hadamard", "matrix"):
+        hadamard.hadamard(x.to(device), block_size, out)
     assert (out.cpu() - expected).norm() < 1e-6 * expected.norm()
 
 
 def measures(device, form):
-    x = values(70_001)
-    cuts = (0.1, 0.5, 1.0, 4.0)
-    found = statistics.statistics(x.to(device), cuts, form)
-    exact = x.double()
-    for name, expected in (
-        ("sum", exact.sum()),
-        ("squares", exact.square().sum()),
-        ("magnitudes", exact.abs().sum()),
-    ):
-        error = (getattr(found, name).cpu() - expected).abs()
-        assert error < 1e-5 * exact.abs().sum(), name
-    assert found.peak.cpu() == x.abs().max()
-    assert found.counts.tolist() == [int((x.abs() > cut).sum()) for cut in cuts]
+    for numel in (20_001, 1):
+        x, cuts = values(numel), [0.1, 0.5, 1.0, 4.0]
+        with forms.using("statistics", form):
+            found = statistics.statistics(x.to(device), cuts).cpu()
+        expected = REFERENCE["statistics"](x, cuts)
+        assert (found[:3] - expected[:3]).abs().max() < 1e-5 * expected[2]
+        assert torch.equal(found[3:], expected[3:])
 
 
 def thin_products(device, form):
     m, q = values(150 * 70).view(150, 70), values(70 * 5, 1).view(70, 5)
-    p = low_rank.orthonormal_product(m.to(device), q.to(device), form).cpu().double()
+    with forms.using("low_rank", form):
+        product = low_rank.thin_product(m.to(device), q.to(device))
+        p = low_rank.orthonormal(product)
+        turned = low_rank.transposed_product(m.to(device), p).cpu()
+    p = p.cpu().double()
+    exact = m.double() @ q.double()
+    assert (product.cpu() - exact).norm() < 1e-5 * exact.norm()
     assert (p.T @ p - torch.eye(5)).abs().max() < 1e-5
-    basis = torch.linalg.qr(m.double() @ q.double()).Q
+    basis = torch.linalg.qr(exact).Q
     assert (p @ p.T - basis @ basis.T).norm() < 1e-4
-    product = low_rank.transposed_product(m.to(device), p.float().to(device), form).cpu()
     expected = m.double().T @ p
-    assert (product - expected).norm() < 1e-5 * expected.norm()
+    assert (turned - expected).norm() < 1e-5 * expected.norm()

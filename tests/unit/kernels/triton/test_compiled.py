@@ -16,11 +16,15 @@ triton = pytest.importorskip("triton", reason="triton is not installed")
 
 from compiled import compile_for  # noqa: E402 - after the skip
 
+from gradwire.kernels import forms  # noqa: E402
 from gradwire.kernels.triton import (  # noqa: E402
     floats,
     hadamard,
     low_rank,
+    mixed,
+    planes,
     quantize,
+    rotated,
     sign,
     sparse,
     statistics,
@@ -71,13 +75,48 @@ class Case(NamedTuple):
 
 
 def _quantize(bits):
-    constants = {"BITS": bits, "NEAREST": False, **BLOCKS, **FED}
+    constants = {"BITS": bits, "NEAREST": False, "L2": False, **BLOCKS, **FED}
     return Case(quantize.encode_kernel, {**ENCODE, **WORDS, "stream": "i64"}, constants, 128)
 
 
 def _quantize_decode(bits):
     types = {**DECODE, **WORDS, "row_words": "i32:16"}
     return Case(quantize.decode_kernel, types, {"BITS": bits, **MEAN}, 96, ("STG.128",))
+
+
+def _norms():
+    types = {**ENCODE, **WORDS, "stream": "i64"}
+    constants = {"BITS": 4, "NEAREST": False, "L2": True, **BLOCKS, **FED}
+    return Case(quantize.encode_kernel, types, constants, 128)
+
+
+def _rotated(form):
+    types = {**ENCODE, **WORDS, "stream": "i64", "turn": "fp32"}
+    constants = {"BITS": 4, "NEAREST": False, "WHOLE": 256, "FORM": form, **BLOCKS, **FED}
+    return Case(rotated.encode_kernel, types, constants, 168, instructions=_matrix(form))
+
+
+def _rotated_decode(form):
+    types = {**DECODE, **WORDS, "row_words": "i32:16", "turn": "fp32"}
+    constants = {"BITS": 4, "WHOLE": 256, "FORM": form, **MEAN}
+    return Case(rotated.decode_kernel, types, constants, 168, ("STG.128",), _matrix(form))
+
+
+def _planes():
+    types = {**ENCODE, **WORDS, "stream": "i64", "plane_words": "i32:16"}
+    return Case(planes.encode_kernel, types, {"BITS": 8, "PLANES": 4, **BLOCKS, **FED}, 128)
+
+
+def _planes_decode():
+    types = {**DECODE, **WORDS, "row_words": "i32:16", "plane_words": "i32:16"}
+    return Case(planes.decode_kernel, types, {"BITS": 8, **MEAN}, 128, ("STG.128",))
+
+
+def _mixed():
+    types = {"senders_ptr": "*i64", "layouts_ptr": "*i64", "out_ptr": "*fp32", **TABLE}
+    types |= {"count": "i32", "stretches": "i32", "divisor": "fp32"}
+    constants = {"GROUPS": TILE // 256, "NATIVE": False, "ACCUMULATE": False, "ALIGNED": True}
+    return Case(mixed.decode_kernel, types, constants, 168, ("STG.128",))
 
 
 def _float8(native):
@@ -117,9 +156,9 @@ def _statistics(form):
 
 
 def _product(form):
-    types = {"m_ptr": "*fp32", "q_ptr": "*fp32", "p_ptr": "*fp32", "gram_ptr": "*fp32"}
+    types = {"m_ptr": "*fp32", "q_ptr": "*fp32", "p_ptr": "*fp32"}
     types |= {"rows": "i32:16", "columns": "i32:16"}
-    constants = {"ROWS": 64, "DEPTH": 32, "PRECISION": low_rank._PRECISION[form]}
+    constants = {"ROWS": 64, "DEPTH": 32, "PRECISION": _precision(form)}
     wide = ("LDGSTS.128",)
     return Case(low_rank.product_kernel, types, constants, 128, wide, _matrix(form))
 
@@ -127,9 +166,14 @@ def _product(form):
 def _transposed(form):
     types = {"m_ptr": "*fp32", "p_ptr": "*fp32", "out_ptr": "*fp32"}
     types |= {"rows": "i32:16", "columns": "i32:16"}
-    constants = {"COLUMNS": 64, "DEPTH": 32, "SPLIT": 8, "PRECISION": low_rank._PRECISION[form]}
+    constants = {"COLUMNS": 64, "DEPTH": 32, "SPLIT": 8, "PRECISION": _precision(form)}
     wide = ("LDGSTS.128",)
     return Case(low_rank.transposed_kernel, types, constants, 128, wide, _matrix(form))
+
+
+def _precision(form):
+    with forms.using("low_rank", form):
+        return low_rank.precision()
 
 
 def _matrix(form):
@@ -151,6 +195,14 @@ CASES = {
     "float8_decode_native": _float8_decode(native=True),
     "write_plain": _write("plain"),
     "write_matrix": _write("matrix"),
+    "norms": _norms(),
+    "rotated_plain": _rotated("plain"),
+    "rotated_matrix": _rotated("matrix"),
+    "rotated_decode_plain": _rotated_decode("plain"),
+    "rotated_decode_matrix": _rotated_decode("matrix"),
+    "planes": _planes(),
+    "planes_decode": _planes_decode(),
+    "mixed": _mixed(),
     "hadamard_plain": _hadamard("plain"),
     "hadamard_matrix": _hadamard("matrix"),
     "statistics_plain": _statistics("plain"),

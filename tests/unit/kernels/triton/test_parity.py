@@ -13,8 +13,9 @@ import torch
 from sanitizer import sanitized
 
 from gradwire.errors import GradwireError, PayloadError, SpecError
-from gradwire.kernels import cuda
+from gradwire.kernels import checks, cuda
 from gradwire.kernels.triton import floats
+from gradwire.spec import BitPlanes
 from kernel_cases import FORMATS
 
 interpreter.install()
@@ -53,8 +54,36 @@ def test_thresholds_match_the_reference(density):
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_selection_matches_the_reference(form, monkeypatch):
-    parity.selection("cpu", form, monkeypatch)
+def test_selection_matches_the_reference(form):
+    parity.selection("cpu", form)
+
+
+@pytest.mark.parametrize("block_size", [256, 1024])
+def test_levels_of_norms_match_the_reference(block_size):
+    parity.norms("cpu", block_size)
+
+
+@pytest.mark.parametrize(("bits", "planes", "block_size"), [(8, 4, 256), (5, 5, 768), (2, 2, 256)])
+def test_bit_planes_match_the_reference(bits, planes, block_size):
+    parity.bit_planes("cpu", bits, planes, block_size)
+
+
+@pytest.mark.parametrize(("block_size", "form"), [(256, "plain"), (256, "matrix"), (4096, "plain")])
+def test_rotated_levels_match_the_reference(block_size, form):
+    parity.rotation("cpu", block_size, form)
+
+
+def test_mixed_payloads_match_the_reference():
+    parity.mixtures("cpu", list(checks.MIXED_FORMATS), [256] * len(checks.MIXED_FORMATS))
+    parity.mixtures("cpu", ["quantize3", "sign", "bfloat16"], [256, 1024, 512])
+
+
+def test_planes_that_cannot_be_held_are_refused():
+    segments, size = torch.tensor([[0, 0, 100, 0, 0]]), BitPlanes(8, 4).num_bytes([100])
+    payload, out = torch.zeros(1, size, dtype=torch.uint8), torch.zeros(100)
+    payload[0, 0] = 5
+    with pytest.raises(GradwireError, match="5 bit planes"):
+        cuda.kernels()["planes_decode"](payload, segments, 8, 4, 256, 1.0, False, out)
 
 
 @pytest.mark.parametrize("block_size", [1, 2, 16, 128, 4096])
@@ -75,20 +104,25 @@ def test_thin_products_match_float64(form):
 @pytest.mark.parametrize(
     "case",
     [
-        lambda _: parity.quantize("cpu", 3),
-        lambda _: parity.sign("cpu"),
-        lambda _: parity.floats("cpu", "float8_e4m3"),
-        lambda _: parity.thresholds("cpu", 0.5),
-        lambda patch: parity.selection("cpu", "plain", patch),
-        lambda _: parity.butterflies("cpu", 256),
-        lambda _: parity.measures("cpu", "plain"),
-        lambda _: parity.thin_products("cpu", "plain"),
+        lambda: parity.quantize("cpu", 3),
+        lambda: parity.bit_planes("cpu", 2, 2),
+        lambda: parity.rotation("cpu", 256),
+        lambda: parity.sign("cpu"),
+        lambda: parity.floats("cpu", "float8_e4m3"),
+        lambda: parity.thresholds("cpu", 0.5),
+        lambda: parity.selection("cpu", "plain"),
+        lambda: parity.butterflies("cpu", 256),
+        lambda: parity.measures("cpu", "plain"),
+        lambda: parity.thin_products("cpu", "plain"),
     ],
-    ids=["quantize", "sign", "float", "threshold", "sparse", "hadamard", "statistics", "low_rank"],
+    ids=[
+        *("quantize", "planes", "rotated", "sign", "float", "threshold", "sparse", "hadamard"),
+        *("statistics", "low_rank"),
+    ],
 )
-def test_programs_keep_to_their_own_memory(case, monkeypatch):
+def test_programs_keep_to_their_own_memory(case):
     with sanitized():
-        case(monkeypatch)
+        case()
 
 
 def _sparse_payload(count, places):
