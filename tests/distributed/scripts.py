@@ -1,4 +1,4 @@
-"""Run a script as torchrun would, on ranks that are forked where frameworks are imported already."""
+"""Run a script as torchrun would, on ranks forked from where frameworks are imported."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ def test_script_has_no_syntax_error(name):
 
 
 def test_launch_script_asks_for_what_differs_between_clusters():
-    assert NEEDED == {"NODES", "NODE", "MASTER_ADDR", "GLOO_SOCKET_IFNAME"}
+    assert {"NODES", "NODE", "MASTER_ADDR", "GLOO_SOCKET_IFNAME"} == NEEDED
 
 
 def test_slurm_script_sets_what_the_launch_script_needs():
