@@ -64,7 +64,8 @@ def parse_bytes(text: str) -> int:
     if match is None or not value:
         raise SpecError("size", text, 'a size above 0, such as "25MiB"')
     unit = 1024 if match.group(3) else 1000
-    return round(value * unit ** " KMGT".index(match.group(2).upper() or " "))
+    power = " KMGT".index(match.group(2).upper() or " ")
+    return round(value * float(unit**power))
 
 
 def parse_seconds(text: str) -> float:

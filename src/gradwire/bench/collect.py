@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 from gradwire.bench.events import AloneDone, Profiled, Refused, RoundDone, RoundStarted
@@ -158,7 +158,7 @@ class CellCollector:
         return tuple(found), tuple(elapsed_s)
 
 
-def _slowest(by_rank: Iterable[Sequence[StepTimes]]) -> tuple[StepTimes, ...]:
+def _slowest(by_rank: Iterable[tuple[StepTimes, ...]]) -> tuple[StepTimes, ...]:
     """Return the steps of the rank that took longest for all of them.
 
     Not the slowest rank of each step: a step that begins late on one rank and

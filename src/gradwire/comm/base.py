@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Generator, Mapping, Sequence
 from concurrent.futures import Future
-from typing import Protocol, TypeVar, runtime_checkable
+from typing import NamedTuple, Protocol, TypeVar, runtime_checkable
 
 from torch import Tensor
 
@@ -66,6 +66,41 @@ class SummingMailbox(Mailbox, Protocol):
         All ranks call it in the same order. The sum's last bits may depend on
         where a value lies in `data`; they are the same on every rank.
         """
+
+
+class Rates(NamedTuple):
+    """What a rank has measured of its link; None where nothing was to be seen yet.
+
+    Attributes:
+        bandwidth_bytes_per_s: Payload rate at which it sent while it had something to send.
+        latency_s: Half of a round trip of an empty note, at best.
+    """
+
+    bandwidth_bytes_per_s: float | None
+    latency_s: float | None
+
+
+class RankedMailbox(Mailbox, Protocol):
+    """A mailbox whose transfers leave by priority, and that watches its links."""
+
+    @property
+    def timeout_s(self) -> float:
+        """Limit of waiting for a transfer."""
+
+    def at(self, priority: float) -> Mailbox:
+        """Return the view whose exchanges leave before those of higher numbers."""
+
+    def ping(self) -> None:
+        """Start measuring latency; `rates` has the outcome later."""
+
+    def measure_latency(self) -> None:
+        """Measure latency while nothing is under way."""
+
+    def rates(self) -> Rates:
+        """Return what was measured."""
+
+    def fail(self, reason: str) -> None:
+        """Give up everything, here and on the other ranks."""
 
 
 class Collective(Protocol):

@@ -8,12 +8,11 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Mapping
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from gradwire.comm.base import Pending
+from gradwire.comm.base import Pending, Rates
 from gradwire.comm.line import BYE, PING, Line
 from gradwire.comm.meter import BUFFERED_BYTES, Meter
 from gradwire.comm.shaped import Link, Port
@@ -22,18 +21,6 @@ from gradwire.errors import CollectiveError, SpecError
 _SETUP_TAG = 1 << 62
 _FAREWELL_S = 5.0
 _PINGS = 3
-
-
-class Rates(NamedTuple):
-    """What a rank has measured of its link; None where nothing was to be seen yet.
-
-    Attributes:
-        bandwidth_bytes_per_s: Payload rate at which it sent while it had something to send.
-        latency_s: Half of a round trip of an empty note, at best.
-    """
-
-    bandwidth_bytes_per_s: float | None
-    latency_s: float | None
 
 
 class PriorityMailbox:

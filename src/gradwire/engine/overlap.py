@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, NoReturn, TypeVar
 
 import torch
 
-from gradwire.comm.priority import PriorityMailbox
+from gradwire.comm.base import RankedMailbox
 from gradwire.control.base import NO_LOSSES, Controller
 from gradwire.engine.checkpoint import pack, residual_scale, unpack
 from gradwire.engine.overlap_clip import Clip
@@ -62,7 +62,7 @@ class Overlap:
         plan: Plan,
         table: LayerTable,
         updaters: Sequence[Updater],
-        mailbox: PriorityMailbox,
+        mailbox: RankedMailbox,
         settings: Settings,
     ) -> None:
         self.plan = plan
@@ -408,7 +408,7 @@ class Overlap:
             self._updaters[layer.optimizer].update(groups, parameters, gradients)
 
 
-def _close(worker: Worker, mailbox: PriorityMailbox, under_way: set[Future[None]]) -> None:
+def _close(worker: Worker, mailbox: RankedMailbox, under_way: set[Future[None]]) -> None:
     wait(tuple(under_way), _DRAIN_S)  # the other ranks may need our part of it
     mailbox.close()  # what the worker still waits for then has an outcome
     worker.close()

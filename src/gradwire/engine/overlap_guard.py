@@ -6,7 +6,7 @@ import copy
 from concurrent.futures import Future
 from typing import TypeVar
 
-from gradwire.comm.priority import PriorityMailbox
+from gradwire.comm.base import RankedMailbox
 from gradwire.errors import CollectiveError, RankMismatchError
 
 T = TypeVar("T")
@@ -19,7 +19,7 @@ class Guard:
         mailbox: Broken off where waiting fails, so that the others notice.
     """
 
-    def __init__(self, mailbox: PriorityMailbox) -> None:
+    def __init__(self, mailbox: RankedMailbox) -> None:
         self.failure: str | None = None
         self._mailbox = mailbox
 

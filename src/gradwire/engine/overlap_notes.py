@@ -14,8 +14,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from gradwire.comm.base import Collective, Steps
-from gradwire.comm.priority import Rates
+from gradwire.comm.base import Collective, Rates, Steps
 from gradwire.control.base import LayerStats, Losses, NetworkStats
 from gradwire.engine.overlap_layers import Layer
 from gradwire.engine.overlap_stats import OverlapStep

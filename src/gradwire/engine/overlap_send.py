@@ -8,8 +8,8 @@ from typing import Any
 
 import torch
 
+from gradwire.comm.base import RankedMailbox
 from gradwire.comm.channel import Scratch
-from gradwire.comm.priority import PriorityMailbox
 from gradwire.engine.feedback import ErrorFeedback
 from gradwire.engine.overlap_exchange import CHANNELS, LayerExchange
 from gradwire.engine.overlap_layers import LayerTable
@@ -46,7 +46,7 @@ class Sender:
         plan: Plan,
         table: LayerTable,
         worker: Worker,
-        mailbox: PriorityMailbox,
+        mailbox: RankedMailbox,
         *,
         measure_always: bool,
     ) -> None:

@@ -12,9 +12,8 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from typing import NamedTuple
 
-from gradwire.comm.base import Steps
+from gradwire.comm.base import RankedMailbox, Steps
 from gradwire.comm.channel import Channel
-from gradwire.comm.priority import PriorityMailbox
 from gradwire.control.base import Controller, Losses
 from gradwire.engine.checks import check_replicas, check_steps
 from gradwire.engine.overlap_layers import Layer, LayerTable
@@ -55,7 +54,7 @@ class Talk:
 
     def __init__(
         self,
-        mailbox: PriorityMailbox,
+        mailbox: RankedMailbox,
         worker: Worker,
         table: LayerTable,
         controller: Controller | None,

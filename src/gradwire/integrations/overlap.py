@@ -11,6 +11,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel as DDP  # noqa: N817 - as everyone calls it
 from torch.optim import Optimizer
 
+from gradwire.comm.base import RankedMailbox
 from gradwire.comm.priority import PriorityMailbox
 from gradwire.comm.shaped import Link
 from gradwire.comm.sockets import connect
@@ -114,7 +115,7 @@ def start(
     model: nn.Module,
     optimizers: Sequence[Optimizer],
     plan: Plan,
-    mailbox: PriorityMailbox,
+    mailbox: RankedMailbox,
     settings: Settings,
 ) -> Overlap:
     """Join a model, its optimisers and ranks that are connected already.
@@ -207,7 +208,7 @@ def _refuse(model: nn.Module, optimizers: Sequence[Optimizer]) -> None:
             raise SpecError("optimizer", "in use", "one that overlap was not called with before")
 
 
-def _copy_from_first(model: nn.Module, mailbox: PriorityMailbox) -> None:
+def _copy_from_first(model: nn.Module, mailbox: RankedMailbox) -> None:
     """Begin with rank 0's parameters and buffers everywhere, as DDP does."""
     others = range(1, mailbox.world_size)
     tensors = {id(t): t for t in (*model.parameters(), *model.buffers())}.values()

@@ -63,8 +63,8 @@ def encode_with(
         return
     decoded = torch.empty_like(values)
     parts.decode(payload[None], table, bits, block_size, 1.0, False, decoded)  # noqa: FBT003 - ops take arguments by position
-    lost = (values - decoded).split([row[2] for row in rows])
-    settled = decoded.isnan().logical_not().split([row[2] for row in rows])
+    lost = torch.split(values - decoded, [row[2] for row in rows])
+    settled = torch.split(~decoded.isnan(), [row[2] for row in rows])
     for row, part, may in zip(rows, lost, settled, strict=True):
         reference.keep(residual, row, gain, rotated(parts, part, block_size), may)
 
@@ -84,7 +84,7 @@ def decode_with(
     table = _compact(segments)
     mean = out.new_empty(sum(row[2] for row in rows))
     parts.decode(payloads, table, bits, block_size, divisor, False, mean)  # noqa: FBT003 - ops take arguments by position
-    for row, part in zip(rows, mean.split([row[2] for row in rows]), strict=True):
+    for row, part in zip(rows, torch.split(mean, [row[2] for row in rows]), strict=True):
         value = rotated(parts, part, block_size)
         target = out[row[0] : row[0] + row[2]]
         target.copy_(target + value if accumulate else value)

@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
 from statistics import median
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import torch
 import torch.distributed as dist
@@ -245,7 +245,7 @@ def _with_computation(speed: LinkSpeed, trials: Mapping[str, Trial], mailbox: Ma
         for num_bytes in sizes:
             run = trial(num_bytes)
             after_s = work.then_s(run)
-            spent_s, products = work.beside(lambda run=run: [run() for _ in range(_FEW)])
+            spent_s, products = work.beside(run)
             lost_s = max(0.0, spent_s - products * alone_s) * share
             points.append([_agreed(s, mailbox) for s in (after_s, spent_s / _FEW, lost_s / _FEW)])
         found[name] = tuple(
@@ -295,10 +295,15 @@ class _Work:
         return median(times)
 
     def beside(self, run: Callable[[], object]) -> tuple[float, int]:
-        """Return the time of something on another thread, and the products made meanwhile."""
+        """Return the time of a few runs on another thread, and the products made meanwhile."""
+
+        def few() -> None:
+            for _ in range(_FEW):
+                run()
+
         with ThreadPoolExecutor(1) as pool:
             start_s, products = time.perf_counter(), 0
-            running = pool.submit(run)
+            running = pool.submit(few)
             while not running.done():
                 self._product()
                 products += 1
@@ -308,7 +313,7 @@ class _Work:
 
 
 def _agreed(value: float, mailbox: Mailbox) -> float:
-    return median(mailbox.gather_objects(value))  # type: ignore[type-var,arg-type]
+    return median(cast("list[float]", mailbox.gather_objects(value)))
 
 
 def _speed(lines: dict[str, Line], ranks: int) -> LinkSpeed:

@@ -8,6 +8,8 @@ other side than the reference's: payloads are valid, but not the same.
 
 from __future__ import annotations
 
+from typing import Any
+
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -145,7 +147,7 @@ def decode_kernel(
     store_values(out_ptr, index, mean, left, is_full)
 
 
-def _meta(bits: int, block_size: int) -> dict[str, object]:
+def _meta(bits: int, block_size: int) -> dict[str, Any]:
     whole = 16 ** ((block_size.bit_length() - 1) // 4)
     return {
         "turn": block_size**-0.5,
