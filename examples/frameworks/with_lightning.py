@@ -71,20 +71,24 @@ def train(
 
 
 plain = train().lightning_module.last.item()
-strategy = GradwireStrategy("int4")
-ours = train(strategy=strategy).lightning_module.last.item()
-callback = GradwireCallback("int4")
-trainer = train(callback)
-path = trainer.strategy.broadcast(tempfile.mkdtemp()) + "/last.ckpt"
-trainer.save_checkpoint(path)
-again = GradwireCallback("int4")
-resumed = train(again, steps=2 * STEPS, resume=path)
-straight = train(GradwireCallback("int4"), steps=2 * STEPS)
-same = resumed.lightning_module.last.item() == straight.lightning_module.last.item()
-equal = replicas_equal(resumed.lightning_module)
-if trainer.is_global_zero:
+strategy, callback = GradwireStrategy("int4"), GradwireCallback("int4")
+trainers = [train(strategy=strategy), train(callback)]
+ours = trainers[0].lightning_module.last.item()
+folder = trainers[0].strategy.broadcast(tempfile.mkdtemp())
+for name, trainer in zip(("strategy", "callback"), trainers, strict=True):
+    trainer.save_checkpoint(f"{folder}/{name}.ckpt")
+again = GradwireStrategy("int4"), GradwireCallback("int4")
+resumed = [
+    train(strategy=again[0], steps=2 * STEPS, resume=f"{folder}/strategy.ckpt"),
+    train(again[1], steps=2 * STEPS, resume=f"{folder}/callback.ckpt"),
+]
+straight = train(GradwireCallback("int4"), steps=2 * STEPS).lightning_module.last.item()
+same = [trainer.lightning_module.last.item() == straight for trainer in resumed]
+equal = all(replicas_equal(trainer.lightning_module) for trainer in resumed)
+if trainers[0].is_global_zero:
     for name, user in (("strategy", strategy), ("callback", callback)):
         print(f"{name}: {user.sync.stats().steps_done} compressed steps")
     print(f"replicas equal: {equal}")
     print(f"loss within 2 % of Lightning's own: {abs(ours - plain) < 0.02 * plain}")
-    print(f"resumed bit for bit: {same}, {again.sync.stats().steps_done} steps in all")
+    steps = [user.sync.stats().steps_done for user in again]
+    print(f"resumed bit for bit: {same}, {steps} steps in all")

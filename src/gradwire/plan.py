@@ -211,8 +211,9 @@ class Plan:
         plain: ReducerSpec = DENSE
         if isinstance(reducer, Hierarchical):
             plain = replace(reducer, inner=DENSE)
-        size, dense = (sent_bytes(r, [entry], world_size) for r in (reducer, plain))
-        if world_size > 1 and size >= dense and reducer != plain:
+        # One rank sends nothing; it does as two do, so that what is owed fits when another joins.
+        size, dense = (sent_bytes(r, [entry], max(world_size, 2)) for r in (reducer, plain))
+        if size >= dense and reducer != plain:
             return Assignment(DENSE, f"would send {size} bytes, dense {dense}")
         return Assignment(reducer)
 

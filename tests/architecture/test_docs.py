@@ -65,3 +65,21 @@ def test_readme_table_agrees_with_the_specs():
         full = [sent_bytes(dense, matrix, ranks) for ranks in (2, 4)]
         expected = (32 * sent[0] / full[0], full[0] / sent[0], full[1] / sent[1])
         assert [float(n) for n in numbers] == pytest.approx(expected, rel=0.01), name
+
+
+def test_frameworks_table_names_the_versions_that_the_tests_install():
+    table = (ROOT / "docs/how-to/frameworks.md").read_text(encoding="utf-8")
+    lines = (ROOT / "requirements/constraints.txt").read_text(encoding="utf-8").splitlines()
+    pins = dict(line.split("==") for line in lines)
+    packages = {"Ray Train": "ray", "Lightning Fabric": "lightning"}
+    rows = re.findall(r"^\| ([^|`]+?) \| ([\d.]+) \| `", table, re.MULTILINE)
+    assert {name for name, _ in rows} == {
+        *packages,
+        "Accelerate",
+        "Lightning",
+        "Transformers",
+        "torchft",
+    }
+    for name, version in rows:
+        assert version == pins[packages.get(name, name.lower())]
+    assert set(re.findall(r"\| torch ([\d.]+) \|", table)) == {pins["torch"].rpartition(".")[0]}

@@ -1,4 +1,4 @@
-"""Run a script as torchrun would, on ranks forked where frameworks are imported already."""
+"""Run a script as torchrun would, on ranks forked from where frameworks are imported."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import os
 import runpy
 import sys
 import traceback
-import warnings
 from pathlib import Path
 
 import torch.distributed as dist
@@ -38,15 +37,17 @@ def run_script(path: Path, folder: Path, *, world_size: int = 2, timeout_s: floa
         _CONTEXT.Process(target=_run, args=(path, folder, rank, world_size, store.port))
         for rank in range(world_size)
     ]
+    started = []
     try:
         for rank in ranks:
-            rank.start()
+            rank.start()  # the first one waits for the fork server's imports
+            started.append(rank)
         for rank in ranks:
             rank.join(timeout_s)
         errors = [(folder / f"{rank}.err").read_text() for rank in range(world_size)]
         assert [rank.exitcode for rank in ranks] == [0] * world_size, "\n".join(errors)
     finally:
-        for rank in ranks:
+        for rank in started:
             rank.kill()
     return (folder / "0.out").read_text()
 
@@ -63,7 +64,6 @@ def _run(path: Path, folder: Path, rank: int, world_size: int, port: int) -> Non
     # By these, torch and frameworks know that they were launched, and that the store is there.
     os.environ.update(TORCHELASTIC_RUN_ID="test", TORCHELASTIC_USE_AGENT_STORE="True")
     os.environ.pop("GRADWIRE_PLAN", None)
-    warnings.resetwarnings()
     sys.argv = [str(path)]
     try:
         runpy.run_path(str(path), run_name="__main__")

@@ -37,6 +37,7 @@ def test_every_example_is_run():
     assert {path.stem for path in FOLDER.glob("*.py")} == {*ON_RANKS, *STARTS_RANKS_ITSELF}
 
 
+@pytest.mark.timeout(300)  # the first one imports for all
 @pytest.mark.parametrize("name", ON_RANKS)
 def test_example_prints_its_stored_output(name, tmp_path):
     _need(ON_RANKS[name])

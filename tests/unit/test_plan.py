@@ -81,6 +81,14 @@ def test_with_one_rank_nothing_is_sent_and_the_plan_stands():
     assert Plan.of("int4").assign([MATRIX], 1)[MATRIX.name] == (INT4, None)
 
 
+@pytest.mark.parametrize("spec", ["int4", "low_rank:2", "low_rank:64"])
+@pytest.mark.parametrize("shape", [(64, 64), (5000, 1), (2, 3)])
+def test_one_rank_keeps_residuals_exactly_where_two_do(spec, shape):
+    plan = Plan((Rule(parse_reducer(spec), min_numel=0),))
+    one, two = (plan.assign([_parameter("w", *shape)], ranks)["w"] for ranks in (1, 2))
+    assert one == two
+
+
 @pytest.mark.parametrize("name", ["none", "int4", "topk:0.1@broadcast", "low_rank:3", "sign"])
 def test_plans_survive_json(name):
     plan = Plan((Rule(parse_reducer(name), "*.w", 7, 1),), seed=3, warmup_steps=9)

@@ -15,6 +15,8 @@ from gradwire.integrations.checkpoint import gather_state
 from gradwire.plan import Plan
 from gradwire.spec import ReducerSpec
 
+_KEY = "gradwire"
+
 
 class GradwireStrategy(DDPStrategy):
     """DDP with gradwire attached; what is owed is saved with every checkpoint.
@@ -37,22 +39,40 @@ class GradwireStrategy(DDPStrategy):
         self.plan = plan
         self.sync: Synchronizer | None = None
         self._attach_options = attach_options or {}
+        self._loaded: dict[str, Any] | None = None
 
     def _register_ddp_hooks(self) -> None:
         self.sync = attach(self.model, self.plan, **self._attach_options)
+        if self._loaded is not None:
+            self.sync.load_state_dict(self._loaded)
+            self._loaded = None
 
-    def teardown(self) -> None:
-        """Disconnect, then take the model down."""
-        if self.sync is not None:
-            self.sync.close()
-        super().teardown()
+    def save_checkpoint(
+        self,
+        checkpoint: dict[str, Any],
+        filepath: str | Path,
+        storage_options: Any = None,  # noqa: ANN401 - as Lightning has it
+    ) -> None:
+        """Save every rank's state with the trainer's, unless only weights are saved."""
+        if self.sync is not None and "optimizer_states" in checkpoint:
+            checkpoint[_KEY] = gather_state(self.sync)
+        super().save_checkpoint(checkpoint, filepath, storage_options)
+
+    def load_checkpoint(
+        self,
+        checkpoint_path: str | Path,
+        **options: Any,  # noqa: ANN401 - Lightning's own, which differ by version
+    ) -> dict[str, Any]:
+        """Keep a checkpoint's state until the model is wrapped; Lightning loads the rest."""
+        checkpoint: dict[str, Any] = super().load_checkpoint(checkpoint_path, **options)
+        self._loaded = checkpoint.get(_KEY)
+        return checkpoint
 
 
 class GradwireCallback(Callback):
     """Attaches when training starts, and saves and loads what is owed.
 
-    Needs the plain `ddp` strategy, or `GradwireStrategy`, whose handle it then
-    uses: with that, it is there for the checkpoints only.
+    Needs the plain `ddp` strategy; `GradwireStrategy` does without a callback.
 
     Args:
         plan: See `gradwire.attach`.
@@ -71,12 +91,12 @@ class GradwireCallback(Callback):
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Attach to the strategy's DDP model."""
-        self.sync = getattr(trainer.strategy, "sync", None)
-        if self.sync is None:
-            if not isinstance(trainer.strategy, DDPStrategy):
-                name = type(trainer.strategy).__name__
-                raise SpecError("strategy", name, '"ddp", or GradwireStrategy')
-            self.sync = attach(trainer.strategy.model, self.plan, **self._options)
+        name = type(trainer.strategy).__name__
+        if isinstance(trainer.strategy, GradwireStrategy):
+            raise SpecError("strategy", name, '"ddp", or without the callback: it needs none')
+        if not isinstance(trainer.strategy, DDPStrategy):
+            raise SpecError("strategy", name, '"ddp"')
+        self.sync = attach(trainer.strategy.model, self.plan, **self._options)
         if self._loaded is not None:
             self.sync.load_state_dict(self._loaded)
             self._loaded = None
