@@ -65,11 +65,17 @@ news: .venv/tools.stamp
 docs: .venv/package.stamp .venv/tools.stamp
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
 
+# Tests of one process each share the cores; those that start ranks have them for themselves.
+TOGETHER := tests/distributed tests/examples tests/frameworks tests/gpu
+ALONE := $(filter-out $(TOGETHER) tests/__pycache__,$(patsubst %/,%,$(wildcard tests/*/)))
+
 # Threads of torch on top of several processes a test only take turns on few cores.
 pytest: export OMP_NUM_THREADS = 1
 pytest: .venv/package.stamp .venv/tools.stamp
 	$(BIN)/coverage erase
-	$(BIN)/coverage run -m pytest --doctest-modules --doctest-ignore-import-errors --pyargs tests gradwire
+	$(BIN)/coverage run -m pytest -n auto --maxprocesses 4 --dist worksteal \
+		--doctest-modules --doctest-ignore-import-errors --pyargs $(ALONE) gradwire
+	$(BIN)/coverage run -m pytest $(TOGETHER)
 	$(BIN)/coverage combine --quiet
 	$(BIN)/coverage report
 

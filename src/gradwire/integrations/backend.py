@@ -139,6 +139,8 @@ def _passed_on(name: str) -> Callable[..., dist.Work]:
         work: dist.Work = getattr(self._plain, name)(*args, **kwargs)
         return work
 
+    call.__name__ = name
+    call.__doc__ = "Leave it to Gloo."
     return call
 
 
