@@ -131,6 +131,8 @@ def test_simulate_sweep_writes_file_and_page(tmp_path):
         (("--network", "resnet51"), "resnet51"),
         (("--network", "resnet50:many"), "the batch size is no number"),
         (("--ranks", "two"), "--ranks two is no number"),
+        (("--ranks", ""), "--ranks  is no number"),
+        (("--ranks", "99999999999"), "Grid.ranks=99999999999 is not a whole number between 2 and"),
         (("--ranks", "2,4"), "several values need --sweep"),
         (("--plan", "int4", "--plan", "int8"), "several values need --sweep"),
         (("--rate", "fast"), "rate='fast' is not a rate"),

@@ -2,9 +2,17 @@
 
 from __future__ import annotations
 
-from gradwire.bench.run import run_cell
+from collections.abc import Callable
+
 from gradwire.bench.settings import CellJob
-from gradwire.demo.worker import serve
+from gradwire.demo.worker import Tell, serve
+
+
+def _load() -> Callable[[CellJob, int, str, Tell], None]:
+    from gradwire.bench.run import run_cell  # noqa: PLC0415 - loads torch
+
+    return run_cell
+
 
 if __name__ == "__main__":
-    serve(CellJob.from_json, run_cell)
+    serve(CellJob.from_json, _load)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import signal
 import sys
 from collections.abc import Sequence
+from types import FrameType
 from typing import Any
 
 import click
@@ -14,14 +16,19 @@ from gradwire.version import installed_version
 
 USAGE_ERROR = 2
 _INTERRUPTED = 130
+_BY_SIGNAL = 128
 
 
 class Commands(click.Group):
     """A group that answers every mistake in one line on standard error."""
 
     def main(self, args: Sequence[str] | None = None, *rest: Any, **options: Any) -> Any:  # noqa: ANN401 - click's signature
-        """Run a command and exit: 0 done, 1 failed, 2 wrong usage, 130 interrupted."""
+        """Run a command and exit.
+
+        With 0 when done, 1 failed, 2 wrong usage, 130 interrupted, 143 terminated.
+        """
         options["standalone_mode"] = False
+        before = signal.signal(signal.SIGTERM, _terminated)  # else nothing is cleaned up
         try:
             code = super().main(args, *rest, **options)
         except click.ClickException as error:
@@ -34,7 +41,13 @@ class Commands(click.Group):
             code = _report(str(error), 1)
         except (click.Abort, KeyboardInterrupt):
             code = _report("interrupted", _INTERRUPTED)
+        finally:
+            signal.signal(signal.SIGTERM, before)
         sys.exit(code)
+
+
+def _terminated(number: int, _: FrameType | None) -> None:
+    sys.exit(_BY_SIGNAL + number)
 
 
 def _report(message: str, code: int) -> int:

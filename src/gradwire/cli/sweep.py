@@ -35,10 +35,12 @@ def parse_grid(options: Mapping[str, Any]) -> Grid:
 
     given = {**options}
     if not options["sweep"]:
-        given |= {name: options[name] or value for name, value in _ONE_POINT.items()}
+        given |= {name: value for name, value in _ONE_POINT.items() if options[name] is None}
     return Grid(
-        tuple(map(_whole, _items(given["ranks"]))) if given["ranks"] else RANKS,
-        tuple(map(parse_rate, _items(given["rate"]))) if given["rate"] else RATES_BYTES_PER_S,
+        tuple(map(_whole, _items(given["ranks"]))) if given["ranks"] is not None else RANKS,
+        tuple(map(parse_rate, _items(given["rate"])))
+        if given["rate"] is not None
+        else RATES_BYTES_PER_S,
         tuple(options["plans"]) or PLANS,
         cast("tuple[Engine, ...]", _items(options["engine"])),
         parse_seconds(options["latency"]),

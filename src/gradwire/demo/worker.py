@@ -10,9 +10,11 @@ from collections.abc import Callable
 from typing import TextIO, TypeVar
 
 from gradwire.demo.events import Event, Failed, to_line
+from gradwire.demo.settings import Job
 
 Tell = Callable[[Event], None]
 _J = TypeVar("_J")
+_Run = Callable[[_J, int, str, Tell], None]
 
 
 def _private_stdout() -> TextIO:
@@ -30,13 +32,14 @@ def _end_with_parent() -> None:
     os._exit(1)
 
 
-def serve(read: Callable[[str], _J], run: Callable[[_J, int, str, Tell], None]) -> None:
+def serve(read: Callable[[str], _J], load: Callable[[], _Run[_J]]) -> None:
     """Read the job from the parent, run it, tell the parent, exit.
 
     Args:
         read: Turns the parent's line into a job.
-        run: Takes the job, this process's rank, the file by which the ranks
-            meet, and what takes events.
+        load: Imports what runs it, which takes seconds in which the parent may
+            end. That takes the job, this process's rank, the file by which
+            the ranks meet, and what takes events.
     """
     pipe = _private_stdout()
     job = read(sys.stdin.readline())
@@ -46,7 +49,7 @@ def serve(read: Callable[[str], _J], run: Callable[[_J, int, str, Tell], None]) 
         pipe.write(to_line(event))
 
     try:
-        run(job, int(os.environ["RANK"]), os.environ["GRADWIRE_RENDEZVOUS"], tell)
+        load()(job, int(os.environ["RANK"]), os.environ["GRADWIRE_RENDEZVOUS"], tell)
     except Exception as error:  # noqa: BLE001 - told to the parent, whatever it is
         traceback.print_exc()
         tell(Failed(f"{type(error).__name__}: {error}".splitlines()[0]))
@@ -56,8 +59,11 @@ def serve(read: Callable[[str], _J], run: Callable[[_J, int, str, Tell], None]) 
     os._exit(0)
 
 
-if __name__ == "__main__":
-    from gradwire.demo.run import run_job
-    from gradwire.demo.settings import Job
+def _load() -> _Run[Job]:
+    from gradwire.demo.run import run_job  # noqa: PLC0415 - loads torch
 
-    serve(Job.from_json, run_job)
+    return run_job
+
+
+if __name__ == "__main__":
+    serve(Job.from_json, _load)

@@ -66,7 +66,7 @@ def agree(
 
     def read() -> tuple[Plan, list[Parameter]]:
         options.check(device_of(ddp))
-        chosen = with_levels(load_plan(plan), options.mesh)
+        chosen = with_levels(without_bits_to_hide(load_plan(plan)), options.mesh)
         parameters = parameters_of(ddp)
         _refuse(ddp)
         return chosen, parameters
@@ -88,7 +88,6 @@ def agree_on(
     parameters: list[Parameter] = []
     try:
         chosen, parameters = read()
-        _refuse_adaptive(chosen)
     except Exception as error:  # noqa: BLE001 - raised below, once the others know
         problem = error
     settings = {"check_every": str(options.check_every), "links": str(options.link)}
@@ -133,14 +132,31 @@ def settle(
             raise RankMismatchError(op, mailbox.rank, difference, digests)
 
 
-def _refuse_adaptive(plan: Plan) -> None:
-    """Refuse a plan whose bits follow the overlap with the next forward pass."""
+def fixed(plan: Plan) -> Plan:
+    """Return a plan, where it is one that does not change in training.
+
+    Raises:
+        SpecError: It is chosen from what steps of DDP take, or from what overlaps.
+    """
+    if plan.auto is not None:
+        allowed = "a fixed plan here: only attach chooses one, for a DDP model"
+        raise SpecError("plan", "auto", allowed)
+    return without_bits_to_hide(plan)
+
+
+def without_bits_to_hide(plan: Plan) -> Plan:
+    """Return a plan, where its bits do not follow the overlap with the next forward pass.
+
+    Raises:
+        SpecError: They do.
+    """
     if plan.adaptive is not None:
         raise SpecError(
             "plan",
             "aqgb",
             "possible here, where each step waits for every gradient: use gradwire.overlap",
         )
+    return plan
 
 
 def _difference(first: Mapping[str, Any], theirs: Mapping[str, Any], rank: int) -> str | None:

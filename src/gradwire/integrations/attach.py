@@ -14,7 +14,7 @@ from gradwire.engine.synchronizer import Synchronizer
 from gradwire.errors import SpecError
 from gradwire.integrations.ddp import attach_ddp
 from gradwire.integrations.fsdp import attach_sharded, find_sharded
-from gradwire.plan import AUTO, Plan
+from gradwire.plan import Plan
 from gradwire.spec import Auto, ReducerSpec
 
 
@@ -93,8 +93,6 @@ def attach(  # noqa: PLR0913 - all but the first two by keyword
     if sharded is not None:
         if mesh is not None:
             raise SpecError("mesh", mesh, "None: a sharded model has one; see replicate")
-        if isinstance(plan, Auto) or plan == AUTO:
-            raise SpecError("plan", plan, "a fixed one: a sharded model's is not chosen by itself")
         return attach_sharded(
             sharded,
             plan,

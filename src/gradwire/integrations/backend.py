@@ -23,6 +23,7 @@ from torch._C._distributed_c10d import PrefixStore, Store
 
 from gradwire.comm.torch_dist import TorchMailbox
 from gradwire.errors import RankMismatchError
+from gradwire.integrations.agreement import fixed
 from gradwire.integrations.flat import FlatAverager, check_flat
 from gradwire.plan import Plan, load_plan
 from gradwire.spec import ReducerSpec
@@ -89,7 +90,7 @@ class GradwireProcessGroup(dist.ProcessGroup):
         for group in (self, self._plain):
             group._set_default_backend(dist.ProcessGroup.BackendType.GLOO)  # noqa: SLF001
             group._register_backend(torch.device("cpu"), dist.ProcessGroup.BackendType.GLOO, gloo)  # noqa: SLF001
-        self.plan = check_flat(load_plan(plan))
+        self.plan = check_flat(fixed(load_plan(plan)))
         self._averager: FlatAverager | None = None
         if world_size > 1:
             meeting = PrefixStore("gradwire", store)

@@ -17,12 +17,12 @@ from gradwire.engine.scheme import Variant
 from gradwire.engine.stats import StepStats
 from gradwire.engine.synchronizer import Synchronizer
 from gradwire.errors import SpecError, UnknownIdError
-from gradwire.integrations.agreement import Options, agree_on
+from gradwire.integrations.agreement import Options, agree_on, fixed
 from gradwire.integrations.fsdp_comm import PARAMETER_CODECS
 from gradwire.integrations.fsdp_reducer import ScatterReducer
 from gradwire.integrations.fsdp_unit import Unit
 from gradwire.plan import Assignment, Parameter, Plan, Rule, load_plan
-from gradwire.spec import Quantize, ReducerSpec, TwoPhase
+from gradwire.spec import Auto, Quantize, ReducerSpec, TwoPhase
 
 _Pieces = tuple[list[Parameter], Variant]
 
@@ -54,7 +54,7 @@ def find_sharded(model: object) -> nn.Module | None:
 
 def attach_sharded(
     model: nn.Module,
-    plan: Plan | ReducerSpec | str | Path | None = None,
+    plan: Plan | ReducerSpec | Auto | str | Path | None = None,
     *,
     replicate: dist.ProcessGroup | DeviceMesh | None = None,
     parameters: str | None = None,
@@ -95,7 +95,7 @@ def attach_sharded(
         def read() -> tuple[Plan, list[Parameter]]:
             options.check(units[0].device)
             _refuse(units, replicate, parameters, check_every)
-            return DEFAULT_PLAN if plan is None else load_plan(plan), [
+            return DEFAULT_PLAN if plan is None else fixed(load_plan(plan)), [
                 p for unit in units for p in unit.parameters()
             ]
 

@@ -15,7 +15,7 @@ from gradwire.comm.torch_dist import TorchMailbox
 from gradwire.engine.scheme import Variant
 from gradwire.engine.synchronizer import Synchronizer
 from gradwire.errors import CollectiveError, RankMismatchError, SpecError
-from gradwire.integrations.agreement import device_of, parameters_of, trained
+from gradwire.integrations.agreement import device_of, fixed, parameters_of, trained
 from gradwire.plan import Plan, load_plan
 from gradwire.spec import ReducerSpec
 
@@ -55,7 +55,7 @@ class DistributedDataParallel(FaultTolerantDDP):
         timeout_s: float = 60.0,
         **options: Any,  # noqa: ANN401 - those of torchft's DDP
     ) -> None:
-        self._plan = load_plan(plan)
+        self._plan = fixed(load_plan(plan))
         self._timeout_s = timeout_s
         super().__init__(manager, module, **options)
 

@@ -20,7 +20,7 @@ from gradwire.engine.scheme import Variant
 from gradwire.engine.stats import StepStats
 from gradwire.engine.synchronizer import Synchronizer
 from gradwire.errors import RankMismatchError, SpecError
-from gradwire.integrations.agreement import Options, agree_on
+from gradwire.integrations.agreement import Options, agree_on, fixed
 from gradwire.key import name_hash
 from gradwire.plan import DENSE, Assignment, Parameter, Plan, load_plan
 from gradwire.spec import Entry, ReducerSpec
@@ -116,7 +116,7 @@ class Exchange:
         self.plan = plan
 
     def _read(self, options: ExchangeOptions) -> tuple[Plan, list[Parameter]]:
-        plan = load_plan(options.plan)
+        plan = fixed(load_plan(options.plan))
         Options(None, options.check_every, options.on_step).check(self._device)
         for name, p in self._parameters.items():
             if p.dtype not in _DTYPES:

@@ -31,6 +31,7 @@ RATES_BYTES_PER_S = tuple(gbit * 1.25e8 for gbit in (0.1, 0.3, 1, 3, 10, 25, 100
 PLANS = (BASELINE, "bf16", "int8", "int4", "int2", "low_rank:4", "topk:0.01")
 
 _FORMAT = 1
+_MOST_RANKS = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +67,7 @@ class Grid:
                 raise SpecError(f"Grid.{name}", (), "at least one value")
         check_whole("Grid.ranks_per_node", self.ranks_per_node, 1)
         for ranks in self.ranks:
-            check_whole("Grid.ranks", ranks, 2)
+            check_whole("Grid.ranks", ranks, 2, _MOST_RANKS)
             if ranks % self.ranks_per_node:
                 raise SpecError("Grid.ranks", ranks, f"a multiple of {self.ranks_per_node}")
         for rate in self.rates_bytes_per_s:

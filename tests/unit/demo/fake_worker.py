@@ -30,4 +30,4 @@ def run(_job: Job, rank: int, rendezvous: str, tell: Tell) -> None:
 
 
 if __name__ == "__main__":
-    serve(Job.from_json, run)
+    serve(Job.from_json, lambda: run)

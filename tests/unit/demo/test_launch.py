@@ -92,3 +92,27 @@ def test_workers_end_with_a_killed_parent():
         assert len(pids) == 2
         parent.kill()
     wait_until_gone(pids)
+
+
+_SLOW = """
+import time
+from gradwire.demo.settings import Job
+from gradwire.demo.worker import serve
+
+def load():
+    print("loading", flush=True)
+    time.sleep(60)
+
+serve(Job.from_json, load)
+"""
+
+
+def test_worker_ends_with_its_parent_while_it_loads():
+    with subprocess.Popen(
+        [sys.executable, "-c", _SLOW], stdin=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as worker:
+        worker.stdin.write(JOB.to_json() + "\n")
+        worker.stdin.flush()
+        assert worker.stderr.readline() == "loading\n"  # what others print goes to the log
+        worker.stdin.close()
+        assert worker.wait(timeout=30) == 1

@@ -206,6 +206,8 @@ def test_mistakes_are_named():
             AdamW([p], plan="int_4", group=mailbox)
         with pytest.raises(SpecError, match=r"use gradwire\.overlap"):
             AdamW([p], plan="aqgb", group=mailbox)
+        with pytest.raises(SpecError, match="only attach chooses one"):
+            AdamW([p], plan="auto", group=mailbox)
         with pytest.raises(SpecError, match="dtype of parameter0"):
             AdamW([nn.Parameter(torch.ones(2, dtype=torch.complex64))], group=mailbox)
         with pytest.raises(SpecError, match="different from each other"):
