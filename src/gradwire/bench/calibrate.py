@@ -13,7 +13,7 @@ _HALVINGS = 16
 
 
 def calibrated(hardware: Hardware, step_s: Callable[[Hardware], float], alone_s: float) -> Hardware:
-    """Slow codecs and copies down until a step without network takes as long as measured.
+    """Slow codecs down until a step without network takes as long as measured.
 
     Lines of kernels are measured by themselves, on data in the caches; in
     training they meet memory that computation has just used, the interpreter's
@@ -64,7 +64,7 @@ def _slowed(hardware: Hardware, factor: float) -> Hardware:
 
 
 def lateness_s(link: LinkSpeed) -> float:
-    """Return what a step loses because ranks come out of computation at different times.
+    """Return what a step loses because ranks end computation at different times.
 
     That is once a step: a first exchange brings them together. Measured as
     a tiny all-reduce right after computation, over the same one by itself.

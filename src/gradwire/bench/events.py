@@ -42,7 +42,7 @@ class RoundDone(Event):
 
 @dataclass(frozen=True, slots=True)
 class AloneDone(Event):
-    """A mode's timed steps with an exchange that takes no time, as this rank saw them."""
+    """A mode's timed steps with an exchange that takes no time, on this rank."""
 
     method: str
     number: int

@@ -145,7 +145,7 @@ def fixed(plan: Plan) -> Plan:
 
 
 def without_bits_to_hide(plan: Plan) -> Plan:
-    """Return a plan, where its bits do not follow the overlap with the next forward pass.
+    """Return a plan, where its bits do not follow the next forward pass.
 
     Raises:
         SpecError: They do.

@@ -12,7 +12,7 @@ from torch import Tensor
 
 
 def statistics(x: Tensor, thresholds: Sequence[float]) -> Tensor:
-    """Return float64 sum, sum of squares, sum of magnitudes, peak, counts above thresholds."""
+    """Return sums of values, squares and magnitudes, the peak, counts above limits."""
     magnitude = x.abs()
     wide = x.double()
     peak = magnitude.amax() if x.numel() else x.new_zeros(())

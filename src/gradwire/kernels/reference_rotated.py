@@ -1,4 +1,4 @@
-"""Levels of rotated blocks: the Hadamard transform, then `quantize`, in plain PyTorch.
+"""Levels of rotated blocks: the Hadamard transform, then `quantize`.
 
 A rotated block spreads one large value over all of its places, so that fewer
 levels are lost to it. Each whole block is rotated; a shorter last one travels

@@ -1,4 +1,4 @@
-"""The kernel's threads that carry packets, as important as the workers they serve."""
+"""The kernel's threads that carry packets, raised with the workers they serve."""
 
 from __future__ import annotations
 

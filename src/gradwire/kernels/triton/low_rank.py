@@ -173,7 +173,7 @@ def orthonormal(p: Tensor) -> Tensor:
 
 
 def transposed_product(m: Tensor, p: Tensor) -> Tensor:
-    """See `gradwire.kernels.reference_products.transposed_product`; wide ones go to it."""
+    """See `reference_products.transposed_product`; wide ones go to it."""
     rows, columns = m.shape
     rank = p.shape[1]
     if rank > MAX_RANK or not m.numel():

@@ -1,4 +1,4 @@
-"""Encode and decode of bit planes: a header, scales, then one packed section a plane."""
+"""Encode and decode of bit planes: a header, scales, one section a plane."""
 
 from __future__ import annotations
 
