@@ -5,8 +5,8 @@ made and read where torch is not wanted.
 
 Example:
     >>> import gradwire
-    >>> gradwire.Plan.of("int8").rules[0].reducer.codec
-    Quantize(bits=8, block_size=256, rounding='stochastic', scale='max')
+    >>> gradwire.Plan.of("int8").rules[0].reducer.codec.bits
+    8
 """
 
 from __future__ import annotations

@@ -169,7 +169,7 @@ def test_measure_here_is_cached(monkeypatch, tmp_path):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     options = measuring.Options(specs=("int4",))
     found = measuring.measure_here(options)
-    assert set(found.kernels) == {"encode int4", "decode int4"}
+    assert {"encode int4", "decode int4", "hadamard, plain"} <= set(found.kernels)
     assert found.within == measuring.UNMEASURED
     assert cache.load(cache.Machine.here()) == cache.Cached(found, None)
     assert found.fingerprint == cache.Machine.here().fingerprint()

@@ -85,7 +85,7 @@ def test_sizes_that_differ_break_the_connection_in_words():
 def test_a_lost_connection_fails_everything_on_all_ranks():
     def body(mailbox):
         others = [r for r in range(3) if r != mailbox.rank]
-        mailbox.gather_objects(None)
+        connected.wait(20)
         if mailbox.rank == 2:
             for each in mailbox._lines.values():
                 each._socket.shutdown(socket.SHUT_RDWR)
@@ -97,6 +97,7 @@ def test_a_lost_connection_fails_everything_on_all_ranks():
             mailbox.exchange(2, {}, boxes).result(20)
         return str(caught.value)
 
+    connected = threading.Barrier(3)
     first, second, _ = run_connected(3, body)
     assert "closed by peer" in first + second
 

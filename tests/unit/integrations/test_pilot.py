@@ -129,20 +129,23 @@ def test_a_larger_error_allows_fewer_bits(now):
 @pytest.mark.parametrize(
     ("times", "expected"),
     [
-        ({}, "none"),  # nothing to gain: the most exact
-        ({"none": 0.02, "bf16": 0.02}, "int8@broadcast"),  # better than predicted
-        ({"none": 0.00312}, "none"),  # less than the advantage that counts
+        ({}, ("none",)),  # nothing to gain: the most exact
+        # Worse than predicted; which of the others are tried is up to microseconds.
+        ({"none": 0.02, "bf16": 0.02}, ("fp16", "int8", "int8@broadcast")),
+        ({"none": 0.00312}, ("none",)),  # less than the advantage that counts
     ],
 )
 def test_what_is_close_is_tried_and_measurements_decide(now, times, expected):
     def body(mailbox):
-        rank = Rank(mailbox, FAST, now, lambda name: times.get(name, 0.003))
+        auto = Auto(max_error=0.015, observed_steps=2, tried_steps=2, watched_steps=2)
+        rank = Rank(mailbox, FAST, now, lambda name: times.get(name, 0.003), auto)
         means = rank.until_settled()
         rank.sync.close()
         return means, rank.sync.plan, rank.sync.decision
 
     (means, plan, choice), (theirs, other, _) = run_ranks(2, body)
-    assert plan == other == Plan.of(expected)
+    assert plan == other
+    assert plan in [Plan.of(name) for name in expected]
     assert {"none", "bf16"} <= set(choice.step_s)
     for mine, other_mean in zip(means, theirs, strict=True):
         assert (mine is None) == (other_mean is None)

@@ -59,7 +59,7 @@ def test_interference_is_a_share():
 
 
 def test_selftest_compares_every_kernel():
-    names = ("bf16", "int3", "sign", "planes8:4", "topk:0.1", "threshold:0.1")
+    names = ("bf16", "int3", "sign", "planes8:4", "hadamard4", "topk:0.1", "threshold:0.1")
     found = {p.op: p for p in selftest.check_kernels(CPU, names)}
     assert set(found) == set(ops.names())
     assert {p.mismatch for p in found.values()} == {None}
