@@ -16,6 +16,8 @@ from gradwire.workload import Workload, gradient_bytes
 SHAKY = 0.2
 """Measurements that scatter by more than this share are called so."""
 
+_STEPS = ("encode", "decode")
+
 
 def render_hardware(hardware: Hardware) -> Group:
     """Return device, kernels and links for printing on a rich console.
@@ -50,12 +52,15 @@ def _kernels(hardware: Hardware) -> Table:
     table.add_column("", no_wrap=True)
     for heading in ("encode", "fixed", "decode", "fixed", "scatter"):
         table.add_column(heading, justify="right")
-    names = dict.fromkeys(key.partition(" ")[2] for key in hardware.kernels)
-    for name in names:
-        steps = [hardware.kernels.get(f"{step} {name}") for step in ("encode", "decode")]
-        cells = [cell for line in steps for cell in _cells(line)]
-        scatter = max(line.spread for line in steps if line is not None)
+    parts = {key: key.partition(" ") for key in hardware.kernels}
+    for name in dict.fromkeys(codec for step, _, codec in parts.values() if step in _STEPS):
+        found = [hardware.kernels.get(f"{step} {name}") for step in _STEPS]
+        cells = [cell for line in found for cell in _cells(line)]
+        scatter = max(line.spread for line in found if line is not None)
         table.add_row(name, *cells, f"{scatter:.0%}")
+    for key, line in hardware.kernels.items():
+        if parts[key][0] not in _STEPS:  # one form of a kernel, such as `hadamard, matrix`
+            table.add_row(key, *_cells(line), "", "", f"{line.spread:.0%}")
     return table
 
 
