@@ -122,15 +122,21 @@ def format_seconds(seconds: float) -> str:
         >>> format_seconds(0.0425)
         '42.5 ms'
     """
-    magnitude = abs(seconds)
+    rounded = _rounded(seconds)
     for factor, unit in ((1.0, "s"), (1e-3, "ms"), (1e-6, "us")):
-        if magnitude >= factor:
-            return f"{seconds / factor:.3g} {unit}"
-    return "0 s" if seconds == 0 else f"{seconds * 1e9:.3g} ns"
+        if abs(rounded) >= factor:
+            return f"{_rounded(rounded / factor):g} {unit}"
+    return "0 s" if seconds == 0 else f"{_rounded(seconds * 1e9):g} ns"
 
 
 def _scaled(value: float, unit: str) -> str:
+    rounded = _rounded(value)
     for prefix in ("T", "G", "M", "k"):
-        if abs(value) >= _PREFIXES[prefix]:
-            return f"{value / _PREFIXES[prefix]:.3g} {prefix}{unit}"
-    return f"{value:.3g} {unit}"
+        if abs(rounded) >= _PREFIXES[prefix]:
+            return f"{_rounded(rounded / _PREFIXES[prefix]):g} {prefix}{unit}"
+    return f"{rounded:g} {unit}"
+
+
+def _rounded(value: float) -> float:
+    """Round to three significant digits, before a unit is chosen: 999.9 is 1000."""
+    return float(f"{value:.3g}")

@@ -78,3 +78,9 @@ def test_format_rate_writes_bits_per_second():
 )
 def test_format_seconds_chooses_the_unit(seconds, text):
     assert format_seconds(seconds) == text
+
+
+def test_units_fit_what_is_shown():
+    assert format_bytes(999_999_999.9) == "1 GB"
+    assert format_seconds(0.9999) == "1 s"
+    assert format_seconds(1234) == "1230 s"
