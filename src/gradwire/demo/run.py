@@ -29,10 +29,14 @@ from gradwire.demo.settings import Job, Method
 from gradwire.demo.worker import Tell
 from gradwire.plan import AUTO, Plan
 from gradwire.report.model import Step
+from gradwire.spec import Auto
 
 _TIMEOUT = timedelta(seconds=120)
-_CHOOSING_STEPS = 60
+_CHOOSING_STEPS = 90
 """A plan is not waited for any longer."""
+
+_HASTY = Auto(tried_steps=2, turns=2)
+"""How it is chosen: a demo has minutes, so plans are tried for a quarter of the steps."""
 
 
 def run_job(job: Job, rank: int, rendezvous: str, tell: Tell) -> None:
@@ -86,7 +90,7 @@ def _choose_plan(job: Job, rank: int, task: tasks.Task, method: Method, tell: Te
     """Train a model that is thrown away until a plan is chosen; these steps are not shown."""
     module = task.model(job.seed)
     optimiser = task.optimiser(module)
-    exchange = wrap(method, module, optimiser, _link(job))
+    exchange = wrap(method, module, optimiser, _link(job), Plan.of(_HASTY))
     for step in range(_CHOOSING_STEPS):
         if exchange.is_ready():
             break

@@ -143,7 +143,7 @@ class AutoPilot:
         planning = self._submit(_decide, setting, errors or {}, limits, current)
         yield from _until(planning)
         own, free, close = planning.result()
-        trial = Trial(close)
+        trial = Trial(close, self._auto.turns)
         yield from self._try(trial)
         best = trial.best()
         self.decision = Choice(

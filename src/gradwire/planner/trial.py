@@ -27,6 +27,7 @@ class Trial:
 
     Args:
         contenders: The plans.
+        turns: How many turns there are at most.
 
     Example:
         >>> from gradwire.plan import Plan
@@ -38,15 +39,16 @@ class Trial:
         'none'
     """
 
-    def __init__(self, contenders: Sequence[Contender]) -> None:
+    def __init__(self, contenders: Sequence[Contender], turns: int = len(_GIVEN_UP)) -> None:
         self.left = tuple(contenders)
         self._turns: dict[str, list[float]] = {c.name: [] for c in contenders}
         self._count = 0
+        self._most = turns
 
     @property
     def is_over(self) -> bool:
         """Whether further turns would change nothing."""
-        return len(self.left) < 2 or self._count == len(_GIVEN_UP)  # noqa: PLR2004 - a comparison
+        return len(self.left) < 2 or self._count == self._most  # noqa: PLR2004 - a comparison
 
     @property
     def step_s(self) -> dict[str, float]:

@@ -20,6 +20,7 @@ class Auto:
             curves could not be told from float32's; 0.2 lets 4 bits pass.
         observed_steps: Steps from which times and gradients are taken.
         tried_steps: Steps for which each plan of the shortlist is tried in a turn.
+        turns: How often plans take turns, at most; 1 to 4.
         watched_steps: Steps from one look at the costs to the next.
 
     Example:
@@ -30,6 +31,7 @@ class Auto:
     max_error: float = 0.045
     observed_steps: int = 4
     tried_steps: int = 4
+    turns: int = 4
     watched_steps: int = 50
 
     def __post_init__(self) -> None:
@@ -38,6 +40,7 @@ class Auto:
             raise SpecError("Auto.max_error", self.max_error, "at least 0 and finite")
         for name in ("observed_steps", "tried_steps", "watched_steps"):
             check_whole(f"Auto.{name}", getattr(self, name), 2)
+        check_whole("Auto.turns", self.turns, 1, 4)
 
     def to_dict(self) -> dict[str, Any]:
         """Turn the settings into JSON-ready data."""

@@ -69,3 +69,11 @@ def test_one_disturbed_step_of_a_turn_does_not_count():
     tried.note({"none": [1.0, 1.0, 9.0], "int6": [1.0, 1.0, 1.0]})
     assert tried.step_s["none"] == 1.0
     assert not tried.is_over
+
+
+def test_fewer_turns_end_sooner():
+    exact, lossy = (Contender(n, Plan.of(n), 1.0, ERRORS[n]) for n in ("none", "int6"))
+    trial = Trial([exact, lossy], turns=1)
+    trial.note({"none": [1.02], "int6": [1.0]})
+    assert trial.is_over
+    assert trial.best().name == "none"
