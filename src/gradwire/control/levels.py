@@ -7,6 +7,7 @@ from math import log2
 from typing import Literal, NamedTuple
 
 from gradwire.planner.bits import Demand, Option, hull
+from gradwire.planner.harm import harm
 from gradwire.spec import (
     AllReduce,
     Broadcast,
@@ -29,10 +30,6 @@ NORMAL_ERROR = 6.27
 SPARSE_DENSITY = 0.01
 _FLOAT_ERROR = {16: 2.8e-6 / NORMAL_ERROR, 32: 1e-15}
 _WITHOUT = {1: 8.5 / NORMAL_ERROR, 2: 1.44 / NORMAL_ERROR}
-_DELAYED = 0.04
-"""How much longer training takes for each squared number of steps that values are
-late on average; from the steps to a loss of signs and the sparse level on digits."""
-_MOST_SHARE = 0.99
 _PER_OCTAVE = 4
 """Shares are told apart in so many steps for each factor of 2."""
 
@@ -93,32 +90,6 @@ def share(bits: int | None, shares: Shares, *, feedback: bool) -> float:
         return shares.stochastic * _FLOAT_ERROR[bits]
     special = None if feedback else _WITHOUT.get(bits)
     return shares.stochastic * (special or 0.25 / (2 ** (bits - 1) - 1) ** 2)
-
-
-def harm(lost: float, *, feedback: bool) -> float:
-    """Return how much longer training takes for a squared error, as a share of it.
-
-    Without feedback the error is noise, which adds to that of the batches.
-    With feedback nothing is lost, only late: of what is owed a share `lost`
-    waits for the next step, so values are late by `lost / (1 - lost)` steps
-    on average, and theory has the square of that.
-
-    Args:
-        lost: Squared error over squared norm, in one step.
-        feedback: Whether it is owed in the next step.
-
-    Source:
-        Square of the delay: Karimireddy et al., "Error Feedback Fixes SignSGD"
-        (ICML 2019), theorem II. The constant: docs/explanation/aqgb.md.
-
-    Example:
-        >>> harm(0.2, feedback=True) < 0.01 < harm(0.8, feedback=True)
-        True
-    """
-    if not feedback:
-        return lost
-    lost = min(lost, _MOST_SHARE)
-    return _DELAYED * (lost / (1 - lost)) ** 2
 
 
 def reducer(

@@ -12,7 +12,6 @@ from gradwire.control.levels import (
     bf16_bytes,
     codec,
     demand,
-    harm,
     reducer,
 )
 from gradwire.control.measured import JUMP, Measured
@@ -20,6 +19,7 @@ from gradwire.control.progress import Schedule, schedule_of
 from gradwire.errors import SpecError
 from gradwire.planner.bits import Allocation, Demand, solve
 from gradwire.planner.greedy import excess
+from gradwire.planner.harm import harm
 from gradwire.spec import Broadcast, CodecSpec, ReducerSpec, Sparse
 from gradwire.spec.adaptive import LEVELS, Adaptive
 
