@@ -305,7 +305,7 @@ def check_parity() -> None:
     segments = torch.tensor([[1, 0, 4990, 0, 3]])
     for bits in range(1, 9):
         results = []
-        for kernel in (REFERENCE["quantize_encode"], cpu.quantize_encode):
+        for kernel in (REFERENCE["quantize_encode"], cpu.KERNELS["quantize_encode"]):
             payload = torch.empty(Quantize(bits).num_bytes([4990]), dtype=torch.uint8)
             residual = x.flip(0).contiguous()
             kernel(x, segments, 7, bits, 256, False, residual, 0.0, payload)
