@@ -184,7 +184,7 @@ def test_overview_counts_wins_ties_and_losses(bench: BenchResult):
         "gradwire's best mode is the fastest in 3 of 4 cells, level with the fastest in 0, and "
         "LOSES in 1: to PowerSGD hook in 1."
     )
-    assert lines[1].startswith("Against plain DDP that mode is 1.00 (")
+    assert lines[1].startswith("Against plain DDP that mode is 1.42 (digits, 2 ranks")
     assert lines[2].startswith("A mode of gradwire ended with a validation loss more than 1 %")
     assert lines[-1].endswith("carry a mark: there is reason to doubt them.")
 
