@@ -17,7 +17,7 @@ PIP := PIP_CONSTRAINT=$(CONSTRAINTS) PIP_BUILD_CONSTRAINT=$(CONSTRAINTS) \
 INDEX := $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX))
 SOURCES := $(shell find src -type f -not -path '*/__pycache__/*' -not -name '*.so') $(wildcard CMakeLists.txt)
 
-.PHONY: demo test checks lint types contracts news docs pytest bench sweep
+.PHONY: demo test checks lint types contracts news docs pytest bench sweep pictures
 .PHONY: bench-aqgb bench-kernels bench-exchange bench-frameworks bench-simulator bench-gpu bench-hagc fmt clean
 .DELETE_ON_ERROR:
 
@@ -100,6 +100,15 @@ BENCH := --lab --models digits,vgg,text --ranks 2,4 --rates 100Mbit/s,1Gbit/s,10
 bench: .venv/package.stamp
 	$(BIN)/gradwire bench $(BENCH) $(ARGS)
 	$(BIN)/gradwire report $(BENCH_FILE) --html $(BENCH_FILE:.json=.html) --force
+
+# Pictures of the pages, for the README and the docs, from the stored results; with Chromium.
+PICTURE := $(BIN)/python benchmarks/picture.py
+
+pictures: .venv/package.stamp .venv/tools.stamp
+	$(PICTURE) $(BENCH_FILE) docs/assets/matrix.png --part .matrix
+	$(PICTURE) $(BENCH_FILE) docs/assets/cell.png --cell 14 --part '#cell-14' --height 1660
+	$(PICTURE) $(BENCH_FILE) docs/assets/timeline.png --cell 14 --part '#cell-14 > details >> nth=1'
+	$(PICTURE) docs/assets/results/sweep.json docs/assets/sweep.png --part section --height 1010
 
 # Is attach never slower? All fixed plans as the oracle; about an hour, as root.
 HAGC := docs/assets/results/hagc.json
