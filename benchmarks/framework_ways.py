@@ -208,7 +208,7 @@ def transformers(plan: str | None) -> list[float]:
 
 def ray(plan: str | None) -> list[float]:
     """Train as on a worker of Ray Train, but in the processes of the benchmark."""
-    from ray import train  # noqa: PLC0415 - an extra
+    import ray.train.torch  # noqa: PLC0415 - an extra
     from ray.train.v2._internal.execution import train_fn_utils  # noqa: PLC0415
 
     from gradwire.integrations.ray import prepare_model  # noqa: PLC0415
@@ -221,7 +221,7 @@ def ray(plan: str | None) -> list[float]:
     if plan:
         model, sync = prepare_model(net(), plan)
     else:
-        model = train.torch.prepare_model(net())
+        model = ray.train.torch.prepare_model(net())
     steps(model, clock)
     if sync:
         sync.close()
