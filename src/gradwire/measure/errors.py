@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 
 import torch
@@ -41,7 +42,7 @@ def measure_errors(
     for name, gradient in gradients.items():
         x = gradient.detach().reshape(-1).to(torch.float32).contiguous()
         norm = float(x.norm())
-        if norm > 0:
+        if 0 < norm < math.inf:
             found = {c: float((_round_trip(spec, x) - x).norm()) for c, spec in codecs.items()}
             errors[name] = {c: distance / norm for c, distance in found.items()}
             ranks = specs if gradient.dim() > 1 else ()

@@ -42,13 +42,16 @@ class Rank:
         self._now, self._step_s, self._mailbox = now, step_s, mailbox
         self.left = 0
 
-    def step(self, number):
+    def step(self, number, *, has_input=True, scale=1.0):
         clock, generator = self.pilot.clock, torch.Generator()
         x = torch.randn(NUMEL, generator=generator.manual_seed(7 * number + self._mailbox.rank))
+        x *= scale if has_input else 0.0
         if clock is not None:
-            clock.forward_begins()
+            if has_input:
+                clock.forward_begins()
             self._now[0] += 0.001
-            clock.forward_ends()
+            if has_input:
+                clock.forward_ends()
             self._now[0] += self._step_s(name_of(self.sync.plan)) - 0.001
             if clock.is_sampling:
                 clock.samples.update(a=x[: 256 * 256].view(256, 256).clone(), b=x[256 * 256 :])
@@ -113,6 +116,52 @@ def test_a_slow_link_gets_what_the_error_allows(now):
     assert choice.name == "int6@broadcast"
     assert choice.decision.buckets[0].options
     assert planned == str(choice)
+
+
+def test_steps_without_input_are_waited_out_and_timed(now):
+    """Within Join a rank takes part after its last input, without a forward pass."""
+
+    def body(mailbox):
+        rank = Rank(mailbox, SLOW, now, _constant)
+        for number in range(12):
+            rank.step(number, has_input=False)
+        assert rank.sync.plan.auto is not None
+        settled = len(rank.until_settled(12))
+        for number in range(settled, settled + 30):
+            rank.step(number, has_input=False)
+        rank.sync.close()
+        return rank.sync.plan
+
+    assert run_ranks(2, body) == [Plan.of("int6@broadcast")] * 2
+
+
+def test_plans_are_tried_where_no_step_has_an_input(now):
+    def body(mailbox):
+        rank = Rank(mailbox, SLOW, now, _constant)
+        for number in range(6):
+            rank.step(number)
+        for number in range(6, _LIMIT):
+            rank.step(number, has_input=rank.pilot.decision is None and number % 2 == 0)
+            if rank.sync.plan.auto is None:
+                rank.sync.close()
+                return rank.sync.plan.digest()
+        raise AssertionError("no plan was chosen")
+
+    mine, theirs = run_ranks(2, body)
+    assert mine == theirs
+
+
+def test_gradients_that_are_not_finite_teach_nothing(now):
+    def body(mailbox):
+        rank = Rank(mailbox, SLOW, now, _constant)
+        for number in range(12):
+            rank.step(number, scale=float("inf"))
+        assert rank.sync.plan.auto is not None
+        rank.until_settled(12)
+        rank.sync.close()
+        return rank.sync.plan
+
+    assert run_ranks(2, body) == [Plan.of("int6@broadcast")] * 2
 
 
 def test_a_larger_error_allows_fewer_bits(now):
