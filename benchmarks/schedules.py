@@ -18,12 +18,12 @@ from statistics import median
 
 import click
 import torch
+from harm import Training, task_of
 
 from gradwire.control.levels import codec
 from gradwire.control.progress import Schedule, schedule_of
 from gradwire.demo.tasks import Task
 from gradwire.spec import Adaptive
-from harm import Training, task_of
 
 _EVERY = 4
 
