@@ -87,27 +87,28 @@ def test_none_equals_plain_fsdp(ranks):
 SMALLER = {None: 2.5, "int4": 4, "bf16": 1.7, "sign": 8}
 
 
-def test_compressed_reduce_scatter_trains_to_plain_loss():
+@pytest.mark.parametrize(("ranks", "plans"), [(2, [*SMALLER]), (4, [None])])
+def test_compressed_reduce_scatter_trains_to_plain_loss(ranks, plans):
     def body(rank: int) -> tuple[float, list[tuple[float, float, bool]]]:
         plain = _sharded()
         before = _train(plain, rank, 1)
         reached = _train(plain, rank, 30, first=1, lr=0.01)
         results = []
-        for plan in SMALLER:
+        for plan in plans:
             ours = _sharded()
             sync = gradwire.attach(ours, plan)
             _train(ours, rank, 1)
             loss = _train(ours, rank, 30, first=1, lr=0.01)
             values = _values(ours)[0]
-            gathered = [torch.empty_like(values) for _ in range(2)]
+            gathered = [torch.empty_like(values) for _ in range(ranks)]
             dist.all_gather(gathered, values)
             smaller = sync.stats().recent[-1].times_smaller
-            results.append((loss, smaller, torch.equal(*gathered)))
+            results.append((loss, smaller, all(torch.equal(values, v) for v in gathered)))
             sync.close()
         return before - reached, [(loss - reached, *rest) for loss, *rest in results]
 
-    for gained, results in run_processes(2, body):
-        for plan, (behind, smaller, same) in zip(SMALLER, results, strict=True):
+    for gained, results in run_processes(ranks, body):
+        for plan, (behind, smaller, same) in zip(plans, results, strict=True):
             assert behind < gained * (0.25 if plan == "sign" else 0.05)
             assert smaller > SMALLER[plan]
             assert same

@@ -17,7 +17,7 @@ from gradwire.plan import Plan
 from gradwire.spec import Auto, ReducerSpec
 
 
-def attach(  # noqa: PLR0913 - all but the first two by keyword
+def attach(
     model: object,
     plan: Plan | ReducerSpec | Auto | str | Path | None = None,
     *,
