@@ -136,7 +136,7 @@ class AutoPilot:
         """Plan in the background, try what is close, and settle."""
         setting = self._setting(steps, hardware)
         limits = Limits(
-            self._auto.max_error,
+            self._auto.max_harm,
             self._names,
             (self._task.cap_bytes,),
         )

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-_PER_SQUARE = 0.04
-"""Longer training for each squared number of steps that values are late on average;
-from the steps to a loss of signs and the sparse level."""
+_PER_SHARE, _PER_SQUARE = 0.5, 0.04
+"""Longer training for what is deferred, and for each squared number of steps that
+values are late on average; from steps to a loss, see docs/explanation/aqgb.md."""
 _MOST_DEFERRED = 0.99
 
 
@@ -31,6 +31,7 @@ def harm(lost: float, *, feedback: bool) -> float:
 
     Without feedback the error is noise, which adds to that of the batches.
     With feedback nothing is lost, only late, and theory has the square of that.
+    What is late is noise in the step all the same: Adam divides by its size.
 
     Args:
         lost: Squared error over squared norm, in one step.
@@ -38,12 +39,14 @@ def harm(lost: float, *, feedback: bool) -> float:
 
     Source:
         Square of the delay: Karimireddy et al., "Error Feedback Fixes SignSGD"
-        (ICML 2019), theorem II. The constant: docs/explanation/aqgb.md.
+        (ICML 2019), theorem II. The constants: docs/explanation/aqgb.md.
 
     Example:
-        >>> harm(0.2, feedback=True) < 0.01 < harm(0.8, feedback=True)
+        >>> harm(0.02, feedback=True) < 0.02 < 0.2 < harm(0.6, feedback=True)
         True
         >>> harm(0.2, feedback=False)
         0.2
     """
-    return _PER_SQUARE * lateness(lost) ** 2 if feedback else lost
+    if not feedback:
+        return lost
+    return _PER_SHARE * min(lost, 1.0) + _PER_SQUARE * lateness(lost) ** 2

@@ -25,7 +25,7 @@ SLOW, FAST = LinkSpeed(1e-4, 1e6), LinkSpeed(1e-6, 1e12)
 def _machine(link):
     kernels = {
         f"{s} {n}": Line(1e-6, 1e-12)
-        for n in candidates(Auto(max_error=1), 2)
+        for n in candidates(Auto(max_harm=1), 2)
         for s in ("encode", "decode")
     }
     return Machine(Hardware(Device(interference=0.0), kernels, link, link), 2, "a test")
@@ -99,7 +99,7 @@ def _constant(_):
     return 0.003
 
 
-def test_a_slow_link_gets_what_the_error_allows(now):
+def test_a_slow_link_gets_what_the_harm_allows(now):
     def body(mailbox):
         rank = Rank(mailbox, SLOW, now, _constant)
         means = rank.until_settled()
@@ -107,23 +107,23 @@ def test_a_slow_link_gets_what_the_error_allows(now):
         return means, rank.sync.plan, rank.sync.decision, rank.sync.stats().planned
 
     (means, plan, choice, planned), (theirs, other, none, _) = run_ranks(2, body)
-    assert plan == other == Plan.of("int6@broadcast")
+    assert plan == other == Plan.of("nearest3@broadcast")
     assert all(map(torch.equal, means, theirs))
     assert none is None
-    assert choice.name == "int6@broadcast"
+    assert choice.name == "nearest3@broadcast"
     assert choice.decision.buckets[0].options
     assert planned == str(choice)
 
 
-def test_a_larger_error_allows_fewer_bits(now):
+def test_less_harm_allows_more_bits_only(now):
     def body(mailbox):
-        auto = Auto(max_error=0.3, observed_steps=2, tried_steps=2)
+        auto = Auto(max_harm=0.005, observed_steps=2, tried_steps=2)
         rank = Rank(mailbox, SLOW, now, _constant, auto)
         rank.until_settled()
         rank.sync.close()
         return rank.sync.plan
 
-    assert run_ranks(2, body) == [Plan.of("int4@broadcast")] * 2
+    assert run_ranks(2, body) == [Plan.of("nearest5")] * 2
 
 
 @pytest.mark.parametrize(
@@ -137,7 +137,7 @@ def test_a_larger_error_allows_fewer_bits(now):
 )
 def test_what_is_close_is_tried_and_measurements_decide(now, times, expected):
     def body(mailbox):
-        auto = Auto(max_error=0.015, observed_steps=2, tried_steps=2, watched_steps=2)
+        auto = Auto(max_harm=1e-4, observed_steps=2, tried_steps=2, watched_steps=2)
         rank = Rank(mailbox, FAST, now, lambda name: times.get(name, 0.003), auto)
         means = rank.until_settled()
         rank.sync.close()
@@ -181,7 +181,7 @@ def test_costs_that_stay_moved_lead_to_another_plan(now, monkeypatch):
         mailbox.gather_objects(None)
         wire_s[0], step_s[0] = 1e4, 0.006  # ten million times slower
         after = before
-        while after != "int6@broadcast" and number < _LIMIT:
+        while after != "nearest3@broadcast" and number < _LIMIT:
             rank.step(number)
             number += 1
             after = name_of(rank.sync.plan)
@@ -190,7 +190,7 @@ def test_costs_that_stay_moved_lead_to_another_plan(now, monkeypatch):
 
     mine, theirs = run_ranks(2, body)
     assert mine == theirs
-    assert mine[:2] == ("none", "int6@broadcast")
+    assert mine[:2] == ("none", "nearest3@broadcast")
 
 
 def test_a_resumed_run_keeps_the_stored_plan_and_tries_nothing(now):
@@ -208,5 +208,5 @@ def test_a_resumed_run_keeps_the_stored_plan_and_tries_nothing(now):
         return further, resumed, again.sync.plan
 
     for further, resumed, plan in run_ranks(2, body):
-        assert plan == Plan.of("int6@broadcast")
+        assert plan == Plan.of("nearest3@broadcast")
         assert all(map(torch.equal, further, resumed))
