@@ -77,14 +77,14 @@ class Note:
         return sorted(range(self._shape.layers), key=lambda i: (places[i], i))
 
     def layers(self, layers: Sequence[Layer]) -> list[LayerStats]:
-        """Return what was measured of layers, the worst over ranks, in rank 0's order."""
+        """Return what was measured of layers, combined over ranks, in rank 0's order."""
         lost = [self._section(1 + i).double().mean(0).tolist() for i in range(_LOSSES)]
         times = (self._section(1 + _LOSSES + i) for i in range(len(_LAYER_FIELDS)))
         ready, due, wait, codec = times
         columns = zip(
             ready.amax(0).tolist(),
-            due.amin(0).tolist(),
-            wait.amax(0).tolist(),
+            (ready.amax(0) + (due - ready).amin(0)).tolist(),
+            wait.amin(0).tolist(),
             (Losses(*values) for values in zip(*lost, strict=True)),
             codec.amax(0).tolist(),
             strict=True,
@@ -106,7 +106,7 @@ class Note:
             bandwidth_bytes_per_s=tuple(bandwidth.tolist()),
             latency_s=float(latency.max()),
             overlap_s=float(overlap.min()),
-            wait_s=float(wait.max()),
+            wait_s=float(wait.min()),
             step_s=float(step.max()),
             relative_error=float(error.max()),
         )

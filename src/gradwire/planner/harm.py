@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-_PER_SHARE, _PER_SQUARE = 0.5, 0.04
+_PER_SHARE, _PER_SQUARE = 0.65, 0.04
 """Longer training for what is deferred, and for each squared number of steps that
 values are late on average; from steps to a loss, see docs/explanation/aqgb.md."""
 _MOST_DEFERRED = 0.99
