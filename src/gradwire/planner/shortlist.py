@@ -8,6 +8,7 @@ from gradwire.errors import SpecError
 from gradwire.plan import Plan
 from gradwire.planner.errors import NORMAL_ERRORS, Errors, Losses
 from gradwire.planner.harm import harm
+from gradwire.planner.levels import two_level_candidates
 from gradwire.planner.search import takes
 from gradwire.planner.select import CANDIDATES, Decision, Limits
 from gradwire.planner.step import predict, predict_plain
@@ -77,7 +78,8 @@ class Contender(NamedTuple):
 def shortlist(decision: Decision, errors: Errors, limits: Limits) -> tuple[Contender, ...]:
     """Return the plan that was decided on and its close rivals, the fastest first.
 
-    Rivals use one reducer for everything, each codec in its fastest form. `none`,
+    Rivals use one reducer for everything, each codec in its fastest form, flat or by
+    nodes. `none`,
     as the safe side, is among them if it is close, whatever the number of others.
 
     Args:
@@ -92,7 +94,9 @@ def shortlist(decision: Decision, errors: Errors, limits: Limits) -> tuple[Conte
         step_s = predict_plain(setting)  # as the back end does it by itself
     harm = losses.of_plan(decision.plan, setting.world_size)
     rivals: dict[str, Contender] = {}
-    for name, reducer in limits.reducers().items():
+    reducers = limits.reducers()
+    reducers |= two_level_candidates(reducers, setting.world_size, setting.ranks_per_node)
+    for name, reducer in reducers.items():
         rival, codec = _rival(name, reducer, decision, losses), spec_name(reducer)
         if rival is None or rival.harm > limits.max_harm:
             continue

@@ -22,22 +22,24 @@ _LIMIT = 20_000  # planning goes on beside the steps
 SLOW, FAST = LinkSpeed(1e-4, 1e6), LinkSpeed(1e-6, 1e12)
 
 
-def _machine(link):
+def _machine(link, within=None, ranks_per_node=2):
     kernels = {
         f"{s} {n}": Line(1e-6, 1e-12)
         for n in candidates(Auto(max_harm=1), 2)
         for s in ("encode", "decode")
     }
-    return Machine(Hardware(Device(interference=0.0), kernels, link, link), 2, "a test")
+    return Machine(
+        Hardware(Device(interference=0.0), kernels, within or link, link), ranks_per_node, "a test"
+    )
 
 
 class Rank:
     """A synchronizer with a pilot, and a model whose steps take as long as told."""
 
-    def __init__(self, mailbox, link, now, step_s, auto=None):
+    def __init__(self, mailbox, link, now, step_s, auto=None, within=None):
         plan = Plan.of(auto or Auto(observed_steps=2, tried_steps=2, watched_steps=2))
         task = Task(PARAMETERS, 25 << 20, mailbox.world_size)
-        self.pilot = AutoPilot(plan, task, _machine(link), mailbox)
+        self.pilot = AutoPilot(plan, task, _machine(link, within), mailbox)
         self.sync = Synchronizer(plan, PARAMETERS, mailbox, pilot=self.pilot)
         self._now, self._step_s, self._mailbox = now, step_s, mailbox
         self.left = 0
@@ -113,6 +115,20 @@ def test_a_slow_link_gets_what_the_harm_allows(now):
     assert choice.name == "nearest3@broadcast"
     assert choice.decision.buckets[0].options
     assert planned == str(choice)
+
+
+def test_ranks_of_two_nodes_encode_between_the_nodes(now):
+    def body(mailbox):
+        rank = Rank(mailbox, SLOW, now, _constant, within=FAST)
+        means = rank.until_settled()
+        means += [rank.step(len(means) + i) for i in range(3)]
+        rank.sync.close()
+        return means, rank.sync.plan
+
+    found = run_ranks(4, body)
+    assert [plan for _, plan in found] == [Plan.of("nearest4@hierarchical:2")] * 4
+    for others in zip(*(means for means, _ in found), strict=True):
+        assert all(torch.equal(others[0], other) for other in others)
 
 
 def test_less_harm_allows_more_bits_only(now):
