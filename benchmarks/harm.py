@@ -84,9 +84,7 @@ class Training:
         self.squares, self.kept = dict.fromkeys(codecs, 0.0), dict.fromkeys(codecs, 0.0)
         for rank in range(self._ranks):
             self._optimizer.zero_grad()
-            loss_of(
-                self.model, *self._task.batch(rank, self._ranks, self._seed, number)
-            ).backward()
+            loss_of(self.model, *self._task.batch(rank, self._ranks, self._seed, number)).backward()
             for n, p in self.parameters.items():
                 assert p.grad is not None, "all are used"
                 x = p.grad.flatten()
@@ -192,9 +190,7 @@ _WAYS = "float32,qsgd4,4,3,2,1,sparse,largest:2,largest:1,largest:sparse,rest:1"
 @click.option("--steps", default=90, show_default=True)
 @click.option("--ways", default=_WAYS, show_default=True)
 @click.option("--out", type=click.Path(path_type=Path), help="JSON file with all curves.")
-def main(
-    *, tasks: str, seeds: int, ranks: int, steps: int, ways: str, out: Path | None
-) -> None:
+def main(*, tasks: str, seeds: int, ranks: int, steps: int, ways: str, out: Path | None) -> None:
     """Train with each way and compare steps."""
     torch.set_num_threads(1)
     kept: dict[str, dict[str, list[dict[str, Any]]]] = {}
