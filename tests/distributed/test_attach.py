@@ -249,7 +249,8 @@ def test_parameters_that_ddp_ignores_or_averages_itself_are_left_to_it():
             net, delay_all_reduce_named_params=delayed, param_to_hook_all_reduce=net[0].weight
         )
         sync = gradwire.attach(ddp, "none")
-        ddp(torch.full((2, 64), rank + 1.0)).sum().backward()
+        # Once, four times: unequal before the average, also where a rank has halved its own.
+        (ddp(torch.ones(2, 64)).sum() * 4**rank).backward()
         parameters = sum(b.parameters for b in sync.stats().recent[0].buckets)
         seen, end = [torch.zeros(32), torch.ones(32)], time.monotonic() + 30
         while not torch.equal(*seen) and time.monotonic() < end:  # DDP waits for this one nowhere
@@ -258,7 +259,7 @@ def test_parameters_that_ddp_ignores_or_averages_itself_are_left_to_it():
 
     first, second = run_processes(2, body)
     assert first[3] == second[3] == 2
-    assert torch.equal(second[0], 2 * first[0])  # ignored: each rank has its own
+    assert torch.equal(second[0], 4 * first[0])  # ignored: each rank has its own
     assert torch.equal(second[1], first[1])  # averaged through the hook
     assert torch.equal(second[2], first[2])  # averaged by DDP
 

@@ -1,4 +1,4 @@
-"""Checks of the debug mode: conservation, and replicas that agree."""
+"""Checks: possible sums and equal steps before training, and those of the debug mode."""
 
 from __future__ import annotations
 
@@ -9,7 +9,9 @@ import torch
 from torch import Tensor
 
 from gradwire.comm.base import Collective, Steps
-from gradwire.errors import CollectiveError, RankMismatchError
+from gradwire.comm.torch_collective import DistGroup
+from gradwire.errors import CollectiveError, RankMismatchError, SpecError
+from gradwire.plan import Assignment
 from gradwire.reduce.base import Part
 
 _TOLERANCE = 1e-4
@@ -120,6 +122,20 @@ def check_steps(step: int, group: Collective) -> Steps[None]:
             f"steps done differ by rank: {steps}; load the state on every rank, or on none",
             {rank: str(number) for rank, number in steps.items()},
         )
+
+
+def refuse_float8(assignments: Mapping[str, Assignment], group: DistGroup | None) -> None:
+    """Refuse sums that the back end cannot form, before the first one.
+
+    Raises:
+        SpecError: A reducer adds up FP8 on the wire, and this back end does not.
+    """
+    if not any(getattr(a.reducer, "is_float", False) for a in assignments.values()):
+        return
+    reason = "Gloo adds up no FP8, only NCCL does" if group is None else group.float8_refusal()
+    if reason is not None:
+        allowed = f"possible here: {reason}; use fp8, whose owners sum in float32"
+        raise SpecError("SharedScale.accumulator", "float8_e4m3", allowed)
 
 
 def digest(tensor: Tensor) -> bytes:

@@ -12,15 +12,19 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from typing import NamedTuple
 
+from torch import Tensor
+
 from gradwire.comm.base import RankedMailbox, Steps
 from gradwire.comm.channel import Channel
 from gradwire.control.base import Controller, Losses
 from gradwire.engine.checks import check_replicas, check_steps
+from gradwire.engine.overlap_guard import Guard
 from gradwire.engine.overlap_layers import Layer, LayerTable
 from gradwire.engine.overlap_notes import Note, Shape, write
 from gradwire.engine.overlap_stats import OverlapStep
 from gradwire.engine.overlap_turn import Turn
 from gradwire.engine.worker import Worker
+from gradwire.errors import RankMismatchError
 from gradwire.spec import ReducerSpec
 
 DELAY = 2
@@ -50,6 +54,7 @@ class Talk:
         worker: What runs exchanges.
         table: The layers.
         controller: Decides on reducers, or None.
+        guard: Told where ranks differ.
     """
 
     def __init__(
@@ -58,12 +63,14 @@ class Talk:
         worker: Worker,
         table: LayerTable,
         controller: Controller | None,
+        guard: Guard,
     ) -> None:
         self.last_step: OverlapStep | None = None
         self._mailbox = mailbox
         self._worker = worker
         self._layers = table.layers
         self._controller = controller
+        self._guard = guard
         counts = [len(layer.parameters) for layer in table.layers]
         self._starts = [0, *itertools.accumulate(counts)][:-1]
         self._shape = Shape(sum(counts), len(counts))
@@ -89,6 +96,10 @@ class Talk:
         def finish(error: BaseException | None) -> None:
             note.finish(error)
             if error is not None:
+                if isinstance(error, RankMismatchError):
+                    self._guard.mismatch = error
+                    for turn in turns:
+                        turn.give_up(error)
                 agreed.set_exception(error)
                 return
             try:
@@ -97,8 +108,12 @@ class Talk:
                 agreed.set_exception(failure)
 
         channel = Channel(self._mailbox.at(_PRIORITY), _NOTES + step)
-        self._worker.submit(note.exchange(mine, channel), finish, _PRIORITY)
+        self._worker.submit(self._exchange(step, note, mine, channel), finish, _PRIORITY)
         return note
+
+    def _exchange(self, step: int, note: Note, mine: Tensor, channel: Channel) -> Steps[None]:
+        yield from note.exchange(mine, channel)
+        note.compare_repeats(step, self._layers, self._mailbox.rank)
 
     def _decide(self, step: int, note: Note) -> Mapping[str, ReducerSpec]:
         network = note.network() if self._controller is not None else None

@@ -14,7 +14,7 @@ from gradwire.errors import RankMismatchError
 from gradwire.plan import Plan
 
 _TAG = (1 << 30) + (1 << 20)
-"""Beyond those of gradients (`engine.synchronizer`)."""
+"""Beyond those of gradients (`engine.channels`)."""
 _TAGS = 256
 
 

@@ -5,42 +5,34 @@ from __future__ import annotations
 import os
 import threading
 import time
-import warnings
 import weakref
-from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NoReturn, Protocol
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
 
 from gradwire.comm.base import Collective, Mailbox, Steps, SummingMailbox
-from gradwire.comm.channel import Channel, Scratch
 from gradwire.comm.record import Recorder
 from gradwire.comm.torch_collective import DistCollective, DistGroup
 from gradwire.engine.bucket import Bucket, BucketRun, Deliver, union_s
+from gradwire.engine.channels import Channels
 from gradwire.engine.checkpoint import pack, residual_scale, unpack
-from gradwire.engine.checks import check_replicas, check_steps
+from gradwire.engine.checks import check_replicas, check_steps, refuse_float8
+from gradwire.engine.history import History
 from gradwire.engine.lane import Lane
+from gradwire.engine.pilot import Pilot
 from gradwire.engine.scheme import Place, Scheme, Variant
 from gradwire.engine.stats import BucketStats, Stats, StepStats
-from gradwire.engine.switch import Switch
 from gradwire.engine.worker import Worker
 from gradwire.errors import CollectiveError, SpecError
 from gradwire.key import Key
-from gradwire.plan import Assignment, Parameter, Plan
+from gradwire.plan import Parameter, Plan
 from gradwire.planner.choice import Choice
 from gradwire.spec import check_number
 
-_CHANNELS_A_STEP = 1 << 20
-_TAGGED_STEPS = 1 << 7
-_AGREEMENT = _CHANNELS_A_STEP * _TAGGED_STEPS
-"""Number of the channel on which ranks compare their step counts."""
-
-_RECENT_STEPS = 100
 _MEASURED_EVERY = 10
-_SUSPICIOUS_RATIO = 1000.0
 
 
 @dataclass(slots=True)
@@ -51,27 +43,6 @@ class _Step:
     runs: list[BucketRun] = field(default_factory=list)
     unfinished: int = 0
     last_ready_s: float | None = None
-
-
-class Pilot(Protocol):
-    """Chooses plans while training goes on."""
-
-    @property
-    def switch(self) -> Switch:
-        """Carries the choices to all ranks."""
-
-    @property
-    def decision(self) -> Choice | None:
-        """The last choice, and why."""
-
-    def leaves(self, step: int, scheme: Scheme) -> bool:
-        """Whether DDP is to average this step itself; equal on all ranks."""
-
-    def note(self, stats: StepStats) -> None:
-        """Take the statistics of a step, before the next one begins."""
-
-    def resume(self, plan: Plan, step: int) -> None:
-        """Go on from a checkpoint: with its plan, before this step."""
 
 
 class Synchronizer:
@@ -118,23 +89,20 @@ class Synchronizer:
         self._lane = Lane(device or torch.device("cpu"))
         self._hold_unused = hold_unused
         self._check_every = check_every
-        self._on_step = on_step
         self._replicas = replicas or dict
         self._forwards = forwards or (lambda: None)
         is_summed = isinstance(mailbox, SummingMailbox) and group is None
         place = Place(mailbox.world_size, self._lane.device, is_summed)
         self._scheme = Scheme(plan, parameters, place, variant)
-        _refuse_float8(self._scheme.variant.assignments, group)
+        refuse_float8(self._scheme.variant.assignments, group)
         self._next_plan: Plan | None = None
         self._pilot = pilot
-        self._steps_done = self._sent_bytes = self._dense_bytes = 0
-        self._channels = 0
+        self._steps_done = 0
+        self._channels = Channels(mailbox)
         self._has_agreed = False
-        self._scratch = Scratch()
         self._current: _Step | None = None
-        self._recent: deque[StepStats] = deque(maxlen=_RECENT_STEPS)
-        self._unreported: deque[StepStats] = deque(maxlen=_RECENT_STEPS)
-        self._is_stale = False
+        notes = [pilot.note] if pilot is not None else []
+        self._history = History([*notes, *([on_step] if on_step is not None else [])])
         self._failure: str | None = None
         self._lock = threading.Lock()
         self._pid = os.getpid()
@@ -220,14 +188,13 @@ class Synchronizer:
         run = self._run(bucket, buffer)
         tasks = run.tasks(self._group)
         if self._is_checked(step.number) and not step.runs:
-            group = self._channel(self._mailbox)
-            tasks.append(check_replicas(self._replicas(), step.number, group))
+            tasks.append(check_replicas(self._replicas(), step.number, self._channels.next()))
         if self._pilot is not None and not step.runs:
             tasks += self._pilot.switch.tasks(step.number)
         if not self._has_agreed:
             self._has_agreed = True
             # First, as exchanges are waited for in order, and the others may never end.
-            tasks.insert(0, check_steps(step.number, Channel(self._mailbox, _AGREEMENT)))
+            tasks.insert(0, check_steps(step.number, self._channels.agreement()))
         with self._lock:
             step.runs.append(run)
             step.unfinished += 1
@@ -274,7 +241,12 @@ class Synchronizer:
         step = StepStats(self._steps_done, buckets, 0.0, 0.0, is_finite=True)
         self._current = None
         self._steps_done += 1
-        self._record(step)
+        self._history.add(step)
+
+    @property
+    def steps_done(self) -> int:
+        """Number of backward passes so far, or of the one under way."""
+        return self._steps_done
 
     @property
     def begins_step(self) -> bool:
@@ -305,14 +277,8 @@ class Synchronizer:
     def _begin_step(self) -> _Step:
         if self._current is None:
             self._current = _Step(self._steps_done)
-            self._channels = 0
-            while self._unreported:
-                stats = self._unreported.popleft()
-                self._warn_if_stale(stats)
-                if self._pilot is not None:
-                    self._pilot.note(stats)
-                if self._on_step is not None:
-                    self._on_step(stats)
+            self._channels.begin(self._steps_done)
+            self._history.report()
             self._follow()
         return self._current
 
@@ -322,17 +288,6 @@ class Synchronizer:
         plan, self._next_plan = plan or self._next_plan, None
         if plan is not None:
             self._scheme = self._scheme.followed_by(plan)
-
-    def _warn_if_stale(self, stats: StepStats) -> None:
-        ratio = max((b.gradient_ratio or 0.0 for b in stats.buckets), default=0.0)
-        was_stale, self._is_stale = self._is_stale, ratio > _SUSPICIOUS_RATIO
-        if self._is_stale and not was_stale:
-            warnings.warn(
-                f"step {stats.step}: what is owed is {ratio:.0f} times the gradient; if the"
-                " loss scale has changed, call rescale(new / old)",
-                RuntimeWarning,
-                stacklevel=2,
-            )
 
     def _run(self, bucket: Bucket, buffer: Tensor) -> BucketRun:
         layout = None
@@ -362,13 +317,7 @@ class Synchronizer:
         return self._dist_group.collective() if self._dist_group else Recorder(self._mailbox)
 
     def _group(self, recorder: Recorder | DistCollective) -> Collective:
-        return recorder if isinstance(recorder, DistCollective) else self._channel(recorder)
-
-    def _channel(self, mailbox: Mailbox) -> Channel:
-        # The step is part of the tag: ranks that count differently never pair up.
-        number = self._steps_done % _TAGGED_STEPS * _CHANNELS_A_STEP + self._channels
-        self._channels += 1
-        return Channel(mailbox, number, self._scratch)
+        return recorder if isinstance(recorder, DistCollective) else self._channels.next(recorder)
 
     def _finish(self, step: _Step, run: BucketRun) -> None:
         try:
@@ -397,13 +346,7 @@ class Synchronizer:
             self._scheme.feedback.clear()
         exposed_s = max((b.exposed_s for b in buckets), default=0.0)
         wire_s = union_s([i for r in step.runs for i in r.intervals])
-        self._record(StepStats(step.number, buckets, exposed_s, wire_s, is_finite))
-
-    def _record(self, stats: StepStats) -> None:
-        self._sent_bytes += stats.sent_bytes
-        self._dense_bytes += stats.dense_bytes
-        self._recent.append(stats)
-        self._unreported.append(stats)
+        self._history.add(StepStats(step.number, buckets, exposed_s, wire_s, is_finite))
 
     def _fail(self, bucket: Bucket, error: BaseException) -> None:
         """Fail a bucket, and disconnect so that the other ranks notice at once."""
@@ -424,11 +367,11 @@ class Synchronizer:
         return Stats(
             steps_done=self._steps_done,
             forwards=self._forwards(),
-            recent=tuple(self._recent),
+            recent=tuple(self._history.recent),
             dense=dict(self._scheme.dense),
             residual_bytes=self._scheme.feedback.num_bytes,
-            sent_bytes=self._sent_bytes,
-            dense_bytes=self._dense_bytes,
+            sent_bytes=self._history.sent_bytes,
+            dense_bytes=self._history.dense_bytes,
             planned=None if self.decision is None else str(self.decision),
         )
 
@@ -503,16 +446,6 @@ class Synchronizer:
             "a Synchronizer holds threads and connections and cannot be pickled or copied;"
             " save its state_dict() instead"
         )
-
-
-def _refuse_float8(assignments: Mapping[str, Assignment], group: DistGroup | None) -> None:
-    """Refuse, before training, sums that the back end cannot form."""
-    if not any(getattr(a.reducer, "is_float", False) for a in assignments.values()):
-        return
-    reason = "Gloo adds up no FP8, only NCCL does" if group is None else group.float8_refusal()
-    if reason is not None:
-        allowed = f"possible here: {reason}; use fp8, whose owners sum in float32"
-        raise SpecError("SharedScale.accumulator", "float8_e4m3", allowed)
 
 
 def _close(worker: Worker, mailbox: Mailbox, group: DistGroup | None) -> None:

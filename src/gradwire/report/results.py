@@ -138,6 +138,7 @@ class Cell:
         settings: What was asked for, in the bench's words.
         inputs: What predictions were made from, as JSON: `"workload"` and
             `"hardware"`.
+        latency_by: What holds the packets in the lab: netem, or the delay line.
     """
 
     model: str
@@ -149,6 +150,7 @@ class Cell:
     num_parameters: int = 0
     settings: Mapping[str, Any] = field(default_factory=dict)
     inputs: Mapping[str, str] = field(default_factory=dict)
+    latency_by: str = ""
 
     @property
     def name(self) -> str:
