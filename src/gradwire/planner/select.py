@@ -26,7 +26,7 @@ from gradwire.workload import BUCKET_BYTES, Bucket
 
 CANDIDATES = (
     *("none", "bf16", "fp16", "int8", "fp8", "int6"),
-    *("nearest5", "nearest4", "nearest3", "int2", "sign"),
+    *("nearest5", "int4", "nearest4", "nearest3", "int2", "sign"),
     *("int8@broadcast", "int6@broadcast", "nearest4@broadcast", "nearest3@broadcast"),
     *("int2@broadcast", "sign@broadcast", "topk:0.01", "low_rank:1"),
 )
