@@ -140,7 +140,7 @@ def test_report_refuses_what_is_no_result(tmp_path: Path):
         ("{}", "result format=None"),
         ("nothing", "JSON"),
         ("[1]", "format=[1]"),
-        ('{"format": 1}', "result file='other.json' is not what gradwire bench, demo --json or"),
+        ('{"format": 1}', "content='format' is not what gradwire bench, demo --json or"),
     ):
         path.write_text(text, encoding="utf-8")
         done = run(path)
@@ -148,6 +148,35 @@ def test_report_refuses_what_is_no_result(tmp_path: Path):
         assert message in done.stderr
     path.write_bytes(b"\xff\xfe\x00")
     assert (run(path).exit_code, "is no text" in run(path).stderr) == (1, True)
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "message"),
+    [
+        ("rate_bytes_per_s", "fast", "Cell.rate_bytes_per_s='fast' is not float or null"),
+        ("network", "wifi", "Cell.network='wifi' is not one of lab, shaped, none"),
+        ("latency_s", None, "Cell.latency_s=None is not float"),
+        ("modes", ["x"], "is not complete"),
+    ],
+)
+def test_report_names_the_field_of_a_wrong_type(
+    bench_file: Path, field: str, value: object, message: str
+):
+    data = json.loads(bench_file.read_text(encoding="utf-8"))
+    data["cells"][1][field] = value
+    bench_file.write_text(json.dumps(data), encoding="utf-8")
+    done = run(bench_file)
+    assert done.exit_code == 2
+    assert done.stderr.startswith(f"gradwire: {bench_file} cannot be shown: ")
+    assert message in done.stderr
+
+
+def test_report_never_overwrites_its_source(bench_file: Path):
+    text = bench_file.read_text(encoding="utf-8")
+    done = run(bench_file, "--csv", bench_file, "--force")
+    assert done.exit_code == 2
+    assert done.stderr == f"gradwire: {bench_file} is what the report is made from\n"
+    assert bench_file.read_text(encoding="utf-8") == text
 
 
 def test_report_says_what_drawing_needs(bench_file: Path, monkeypatch: pytest.MonkeyPatch):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -46,7 +46,7 @@ def command(
     if euro_per_rank_hour is not None and not 0 < euro_per_rank_hour < float("inf"):
         raise CommandError(f"--euro-per-rank-hour {euro_per_rank_hour} is not above 0", exit_code=2)
     asked = {kind: target for kind, target in targets.items() if target}
-    _require_writable(asked, force=force)
+    _require_writable(asked, (result, other), force=force)
     read = report.read_result(result)
     later = None if other is None else report.read_result(other)
     renderers = _renderers(read, later, euro_per_rank_hour)
@@ -89,11 +89,16 @@ def _renderers(
     return kinds
 
 
-def _require_writable(asked: dict[str, str], *, force: bool) -> None:
+def _require_writable(
+    asked: dict[str, str], sources: Sequence[Path | None], *, force: bool
+) -> None:
     if list(asked.values()).count("-") > 1:
         raise CommandError("standard output cannot hold two outputs", exit_code=2)
     paths = [Path(target) for target in asked.values() if target != "-"]
     require_apart(*paths)
+    for source in filter(None, sources):
+        if source.resolve() in {path.resolve() for path in paths}:
+            raise CommandError(f"{source} is what the report is made from", exit_code=2)
     for path in paths:
         require_free(path, force=force)
     missing = [package for package in missing_extras() if package in _DRAWING]

@@ -77,7 +77,7 @@ class Overlap:
             table,
             self._worker,
             mailbox,
-            measure_always=settings.controller is not None,
+            is_controlled=settings.controller is not None,
         )
         self._step = 0
         self._is_open = self._is_accumulating = self._is_forward = False
@@ -341,7 +341,7 @@ class Overlap:
             self._recent.append((step, line))
             self._talk.last_step = step
             for turn in record.turns:
-                if turn.exchange is not None:
+                if turn.exchange is not None and turn.exchange.measured.losses is not None:
                     self._losses[turn.layer.index] = turn.exchange.measured.losses
             if self._settings.on_step is not None:
                 self._settings.on_step(step)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
+from dataclasses import replace
 from typing import NamedTuple
 
 from torch import Tensor
@@ -32,6 +33,8 @@ _NOTES, _CHECKS = 1 << 50, 1 << 51
 """First channels of notes and checks; layers use those below."""
 
 _PRIORITY = -1.0
+_IDLE = float("inf")
+"""Priority of decisions: not needed before the step after next begins."""
 
 
 class Agreed(NamedTuple):
@@ -76,6 +79,7 @@ class Talk:
         self._shape = Shape(sum(counts), len(counts))
         self._agreed: dict[int, Future[Agreed]] = {}
         self._has_counted = False
+        self._error = 0.0
 
     def send(
         self, step: int, turns: Sequence[Turn], order: Sequence[Layer], losses: Sequence[Losses]
@@ -86,12 +90,20 @@ class Talk:
             start = self._starts[turn.layer.index]
             used[start : start + len(turn.used)] = turn.used
         self._mailbox.ping()
-        measured, rates = self.last_step, self._mailbox.rates()
+        measured, rates = self._latest(), self._mailbox.rates()
         mine = write(used, order, losses, measured, rates, self._shape)
         note = Note(self._shape, self._starts, self._mailbox.world_size)
         agreed: Future[Agreed] = Future()
         self._agreed[step] = agreed
         number = -1 if measured is None else measured.step
+
+        def settle() -> Steps[None]:
+            yield from ()
+            agreed.set_result(Agreed(note.order(), self._decide(number, note)))
+
+        def fail(error: BaseException | None) -> None:
+            if error is not None:
+                agreed.set_exception(error)
 
         def finish(error: BaseException | None) -> None:
             note.finish(error)
@@ -100,12 +112,9 @@ class Talk:
                     self._guard.mismatch = error
                     for turn in turns:
                         turn.give_up(error)
-                agreed.set_exception(error)
-                return
-            try:
-                agreed.set_result(Agreed(note.order(), self._decide(number, note)))
-            except Exception as failure:  # noqa: BLE001 - reaches whoever waits
-                agreed.set_exception(failure)
+                fail(error)
+            else:
+                self._worker.submit(settle(), fail, _IDLE)
 
         channel = Channel(self._mailbox.at(_PRIORITY), _NOTES + step)
         self._worker.submit(self._exchange(step, note, mine, channel), finish, _PRIORITY)
@@ -114,6 +123,15 @@ class Talk:
     def _exchange(self, step: int, note: Note, mine: Tensor, channel: Channel) -> Steps[None]:
         yield from note.exchange(mine, channel)
         note.compare_repeats(step, self._layers, self._mailbox.rank)
+
+    def _latest(self) -> OverlapStep | None:
+        """Return the latest whole step, with the latest error that was estimated."""
+        step = self.last_step
+        if step is None:
+            return None
+        if step.relative_error is not None:
+            self._error = step.relative_error
+        return replace(step, relative_error=self._error)
 
     def _decide(self, step: int, note: Note) -> Mapping[str, ReducerSpec]:
         network = note.network() if self._controller is not None else None

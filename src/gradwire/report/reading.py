@@ -21,8 +21,8 @@ def read_result(path: Path) -> Result:
     """Read what `gradwire bench`, `gradwire demo` or `gradwire simulate --sweep` has written.
 
     Raises:
-        CommandError: The file cannot be read as text.
-        SpecError: It holds no result, or one of another version.
+        CommandError: The file cannot be read as text, holds no result, or one of
+            another version.
     """
     try:
         text = path.read_text(encoding="utf-8")
@@ -30,16 +30,22 @@ def read_result(path: Path) -> Result:
         raise CommandError(f"{path} cannot be read: {error.strerror}") from None
     except UnicodeDecodeError as error:
         raise CommandError(f"{path} is no text: {error}") from None
+    try:
+        return _read(text)
+    except SpecError as error:
+        raise CommandError(f"{path} cannot be shown: {error}", exit_code=2) from None
+
+
+def _read(text: str) -> Result:
     data = read_format(text, "result", _FORMAT)
     if "methods" in data:
         return DemoResult.from_json(text)
     if "grid" in data:
         return SweepResult.from_json(text)
-    if "cells" not in data:
-        raise SpecError(
-            "result file", path.name, "what gradwire bench, demo --json or simulate --sweep wrote"
-        )
-    return BenchResult.from_json(text)
+    if "cells" in data:
+        return BenchResult.from_json(text)
+    wanted = "what gradwire bench, demo --json or simulate --sweep wrote"
+    raise SpecError("content", ", ".join(data), wanted)
 
 
 def as_bench(result: BenchResult | DemoResult) -> BenchResult:

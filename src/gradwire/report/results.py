@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 from gradwire.errors import SpecError
 from gradwire.report.model import Environment, Family, Validation, read_format
+from gradwire.report.types import check_types
 from gradwire.timeline import Timeline
 
 _FORMAT = 1
@@ -193,15 +194,19 @@ class BenchResult:
         """Read a result from `to_json`'s text.
 
         Raises:
-            SpecError: Not JSON, another format number, or not complete.
+            SpecError: Not JSON, another format number, not complete, or a field
+                of another type.
         """
         data = read_format(text, "bench result", _FORMAT)
         try:
             cells = tuple(_cell(c) for c in data["cells"])
             place = Environment(**data["environment"])
-            return cls(place, cells, data["started"], data["wall_s"], data.get("settings", {}))
-        except (KeyError, TypeError) as error:
+            settings = data.get("settings", {})
+            result = cls(place, cells, data["started"], data["wall_s"], settings)
+        except (AttributeError, KeyError, TypeError) as error:
             raise SpecError("bench result", text[:40], f"complete: {error}") from None
+        check_types(result)
+        return result
 
 
 def _cell(data: Mapping[str, Any]) -> Cell:

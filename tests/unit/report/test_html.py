@@ -116,7 +116,7 @@ def test_bench_page_shows_the_plan_and_why():
     page = made_pages.page("bench")
     assert "The link takes longer than encoding." in page
     assert "two_phase(quantize bits=4) for *" in page
-    assert "<summary>gradwire int4</summary>\n<p class=\"setting\">Timeline of a step of" in page
+    assert '<summary>gradwire int4</summary>\n<p class="setting">Timeline of a step of' in page
 
 
 def test_bench_page_folds_all_cells_but_the_first():

@@ -29,7 +29,7 @@ struct Block {
   float inverse;  // of the scale, for values times `lift`
   float lift;     // a power of two that keeps `inverse` in range
   bool finite;
-  bool plain;  // lift is 1, and levels are rounded at random
+  bool plain;  // lift is 1: `encode_groups` may be used
   bool nearest;
   uint32_t key;
   float gain;

@@ -119,13 +119,19 @@ struct Levels {
     Block b = scale_to(peak, B == 1 ? 0.5f : (float)((1 << (B - 1)) - 1));
     b.inverse *= 1 << kFraction;
     b.nearest = place.job.nearest;
-    b.plain = b.lift == 1 && !b.nearest;
+    b.plain = b.lift == 1;
     b.key = block_key(place.seed, place.index);
     return b;
   }
 
   template <Feedback F>
   GW_INLINE void encode_groups(const float* x, float* e, uint8_t* codes, const Block& b, int64_t groups) {
+    if (b.nearest) encode_rounded<F, true>(x, e, codes, b, groups);
+    else encode_rounded<F, false>(x, e, codes, b, groups);
+  }
+
+  template <Feedback F, bool kNearest>
+  GW_INLINE void encode_rounded(const float* x, float* e, uint8_t* codes, const Block& b, int64_t groups) {
     const Floats inverse = splat(b.inverse), gain = splat(b.gain);
     const Words half = (Words)splat(0.5f * b.scale);
     const Floats zero = splat(kRoundingShift + (float)kBias * (1 << kFraction));
@@ -138,14 +144,16 @@ struct Levels {
       Words random = splat_words(0);
 #pragma GCC unroll 32
       for (int r = 0; r < kPeriodRows; r++) {
-        Words u;
+        Words u = splat_words(1u << (kFraction - 1));
         if (r % 2 == 0) {
-          random = upper_hash(counters);
-          counters += splat_words(8 * kGolden32);
-          u = (random ^ random >> 16) & splat_words((1u << kFraction) - 1);
+          if (!kNearest) {
+            random = upper_hash(counters);
+            counters += splat_words(8 * kGolden32);
+            u = (random ^ random >> 16) & splat_words((1u << kFraction) - 1);
+          }
           __builtin_prefetch(x + (row + r) * 8 + kPrefetch);
           if (F != Feedback::kNone) __builtin_prefetch(e + (row + r) * 8 + kPrefetch, 1);
-        } else {
+        } else if (!kNearest) {
           u = random >> (32 - kFraction);
         }
         float* kept = at<F>(e, (row + r) * 8);
