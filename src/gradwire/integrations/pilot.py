@@ -155,7 +155,7 @@ class AutoPilot:
             steps = range(self._step - len(steps), self._step)
         setting = self._setting(steps, hardware)
         limits = Limits(
-            self._auto.max_error,
+            self._auto.max_harm,
             self._names,
             (self._task.cap_bytes,),
         )
