@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+from weakref import WeakKeyDictionary
 
 from accelerate import Accelerator
 from accelerate.utils import DistributedDataParallelKwargs
@@ -16,6 +17,9 @@ from gradwire.integrations.attach import attach as attach_model
 from gradwire.integrations.checkpoint import load_rank, save_rank
 from gradwire.plan import Plan
 from gradwire.spec import ReducerSpec
+
+_carried: WeakKeyDictionary[Accelerator, int] = WeakKeyDictionary()
+"""How many models' states each accelerator's checkpoints carry."""
 
 
 def attach(
@@ -34,7 +38,8 @@ def attach(
 
     Returns:
         The handle. `accelerator.save_state` and `load_state` carry its state
-        from now on, a file for each rank.
+        from now on, a file for each rank; of a second model in a folder of its own,
+        so attach models in the same order before a checkpoint is loaded.
     """
     sync = attach_model(model, plan, **options)
     _carry(accelerator, lambda: sync)
@@ -43,14 +48,17 @@ def attach(
 
 def _carry(accelerator: Accelerator, handle: Callable[[], Synchronizer | None]) -> None:
     """Have `save_state` and `load_state` carry what the handle of then owes."""
+    number = _carried.get(accelerator, 0)
+    _carried[accelerator] = number + 1
+    place = f"gradwire_model{number}" if number else ""  # as Accelerate numbers its files
 
     def save(_models: object, _weights: object, folder: str) -> None:
         if sync := handle():
-            save_rank(sync, folder)
+            save_rank(sync, Path(folder) / place)
 
     def load(_models: object, folder: str) -> None:
         if sync := handle():
-            load_rank(sync, folder)
+            load_rank(sync, Path(folder) / place)
 
     accelerator.register_save_state_pre_hook(save)
     accelerator.register_load_state_pre_hook(load)
