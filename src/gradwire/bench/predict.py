@@ -12,11 +12,13 @@ from gradwire.errors import SpecError
 from gradwire.hardware import Hardware
 from gradwire.plan import Plan, load_plan
 from gradwire.report.results import Cell, ModeResult
-from gradwire.sim.base import Cluster, Collective, Engine
+from gradwire.sim.base import Cluster, Collective, Engine, Simulation
 from gradwire.sim.run import simulate
 from gradwire.workload import BUCKET_BYTES, Layer, Workload
 
 _MIB = 1 << 20
+_LEAST_BUSY = 0.3
+"""Share of the time of steps without exchange for which computation needs a core."""
 _BY_HOOK = {
     None: "none",
     "fp16": "bf16",
@@ -89,45 +91,75 @@ def _predicted_s(
         return None
     workload, hardware = inputs
     compute = next((m for m in cell.modes if m.family == "compute" and m.has_run), None)
+    cores = 0
     if compute is not None:
-        workload = as_measured(workload, compute)
+        cores = hardware.device.cores if _has_shared_cores(cell, compute, measured) else 0
+        workload = as_measured(workload, compute, is_work=cores > 0)
 
-    def step_s(speeds: Hardware) -> float:
-        return _step_s(mode, plan, workload, speeds, cell.ranks)
+    def run(speeds: Hardware, cores: int) -> Simulation:
+        return _run(mode, plan, workload, speeds, Cluster(cell.ranks, shared_cores=cores))
 
-    if measured.alone:
-        hardware = calibrated(hardware, step_s, median(s.total_s for s in measured.alone))
-    return step_s(hardware) + lateness_s(hardware.between)
+    if cores:
+        used_s = median(s.processor_s or 0.0 for s in measured.alone)
+        hardware = calibrated(hardware, lambda speeds: run(speeds, 0).work_s, used_s)
+    elif measured.alone:
+        alone_s = median(s.total_s for s in measured.alone)
+        hardware = calibrated(hardware, lambda speeds: run(speeds, 0).step_s, alone_s)
+    return run(hardware, cores).step_s + lateness_s(hardware.between)
 
 
-def as_measured(workload: Workload, alone: ModeResult) -> Workload:
-    """Scale a workload's times to the medians of steps without exchange."""
+def _has_shared_cores(cell: Cell, compute: ModeResult, measured: ModeResult) -> bool:
+    """Return whether ranks share cores, and all of a step's work on them is known.
+
+    A model that computes by sleeping needs none of them.
+    """
+    alone = [s.processor_s for s in measured.alone]
+    used_s = [s.processor_s for s in compute.steps]
+    if cell.network != "lab" or not alone or None in alone or None in used_s:
+        return False
+    busy_s = sum(s for s in used_s if s is not None)
+    return busy_s > sum(s.total_s for s in compute.steps) * _LEAST_BUSY
+
+
+def as_measured(workload: Workload, alone: ModeResult, *, is_work: bool = False) -> Workload:
+    """Scale a workload's times to the medians of steps without exchange.
+
+    Args:
+        workload: Layers, and how a step divides into them.
+        alone: Steps without exchange.
+        is_work: Whether to count the processor's time instead of the clock's.
+    """
     forward_s, backward_s, optimiser_s = (
         median(getattr(s, name) for s in alone.steps)
         for name in ("forward_s", "backward_s", "optimiser_s")
     )
-    forward = forward_s / workload.forward_s if workload.forward_s else 1.0
-    backward = backward_s / workload.backward_s if workload.backward_s else 1.0
+    share = 1.0
+    if is_work:
+        used_s = median(s.processor_s or 0.0 for s in alone.steps)
+        share = used_s / (forward_s + backward_s + optimiser_s)
+    forward = share * forward_s / workload.forward_s if workload.forward_s else 1.0
+    backward = share * backward_s / workload.backward_s if workload.backward_s else 1.0
     layers = tuple(
         Layer(x.name, x.parameters, x.forward_s * forward, x.backward_s * backward)
         for x in workload.layers
     )
-    return replace(workload, layers=layers, optimiser_s=optimiser_s)
+    return replace(workload, layers=layers, optimiser_s=share * optimiser_s)
 
 
-def _step_s(mode: Method, plan: Plan, workload: Workload, hardware: Hardware, ranks: int) -> float:
+def _run(
+    mode: Method, plan: Plan, workload: Workload, hardware: Hardware, cluster: Cluster
+) -> Simulation:
     engine: Engine = "overlap" if mode.hook == "overlap" else "ddp"
     # PyTorch's hooks reduce by the back end, gradwire exchanges directly.
     collective: Collective = "direct" if mode.family == "gradwire" else "ring"
     cap_mb = mode.bucket_cap_mb
     bucket_bytes = BUCKET_BYTES if cap_mb is None else round(cap_mb * _MIB)
-    simulation = simulate(
+    return simulate(
         plan,
         workload,
         hardware,
-        Cluster(ranks),
+        cluster,
         engine=engine,
         bucket_bytes=bucket_bytes,
         collective=collective,
     )
-    return simulation.step_s

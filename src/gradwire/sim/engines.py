@@ -91,7 +91,7 @@ class Ddp:
         each([item for item in ready if item[1].is_inline], inline, beside)
 
     def _collect(self, rank: Rank, arrived: list[Latch], ended: Done) -> None:
-        queue, start_s = self._step.queue, self._step.queue.now_s
+        start_s = self._step.queue.now_s
 
         def update() -> None:
             rank.record("wait", "gradients", start_s)
@@ -99,7 +99,7 @@ class Ddp:
 
         def copy_out(bucket: int, go_on: Done) -> None:
             copy_s = self._copies_s[bucket] if self._reduced[bucket] else 0.0
-            arrived[bucket].wait(lambda: queue.after(copy_s, go_on))
+            arrived[bucket].wait(lambda: rank.copy(copy_s, go_on))
 
         each(range(len(arrived)), copy_out, update)
 
