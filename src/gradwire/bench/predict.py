@@ -11,7 +11,7 @@ from gradwire.demo.settings import Method
 from gradwire.errors import SpecError
 from gradwire.hardware import Hardware
 from gradwire.plan import Plan, load_plan
-from gradwire.report.results import Cell, ModeResult
+from gradwire.report.results import Cell, ModeResult, StepTimes
 from gradwire.sim.base import Cluster, Collective, Engine, Simulation
 from gradwire.sim.run import simulate
 from gradwire.workload import BUCKET_BYTES, Layer, Workload
@@ -91,59 +91,60 @@ def _predicted_s(
         return None
     workload, hardware = inputs
     compute = next((m for m in cell.modes if m.family == "compute" and m.has_run), None)
-    cores = 0
+    cores = hardware.device.cores if _has_shared_cores(cell, compute, hardware) else 0
     if compute is not None:
-        cores = hardware.device.cores if _has_shared_cores(cell, compute, measured) else 0
-        workload = as_measured(workload, compute, is_work=cores > 0)
+        share = _work_s(compute.steps, cell.ranks, cores) / _total_s(compute.steps)
+        workload = as_measured(workload, compute, share if cores else 1.0)
 
     def run(speeds: Hardware, cores: int) -> Simulation:
         return _run(mode, plan, workload, speeds, Cluster(cell.ranks, shared_cores=cores))
 
-    if cores:
-        used_s = median(s.processor_s or 0.0 for s in measured.alone)
+    if cores and measured.alone:
+        used_s = _work_s(measured.alone, cell.ranks, cores)
         hardware = calibrated(hardware, lambda speeds: run(speeds, 0).work_s, used_s)
     elif measured.alone:
-        alone_s = median(s.total_s for s in measured.alone)
+        alone_s = _total_s(measured.alone)
         hardware = calibrated(hardware, lambda speeds: run(speeds, 0).step_s, alone_s)
     return run(hardware, cores).step_s + lateness_s(hardware.between)
 
 
-def _has_shared_cores(cell: Cell, compute: ModeResult, measured: ModeResult) -> bool:
-    """Return whether ranks share cores, and all of a step's work on them is known.
-
-    A model that computes by sleeping needs none of them.
-    """
-    alone = [s.processor_s for s in measured.alone]
-    used_s = [s.processor_s for s in compute.steps]
-    if cell.network != "lab" or not alone or None in alone or None in used_s:
+def _has_shared_cores(cell: Cell, compute: ModeResult | None, hardware: Hardware) -> bool:
+    """Return whether ranks share cores that computation needs: no model that sleeps does."""
+    if cell.network != "lab" or compute is None or not hardware.between.processor:
         return False
-    busy_s = sum(s for s in used_s if s is not None)
-    return busy_s > sum(s.total_s for s in compute.steps) * _LEAST_BUSY
+    used_s = _work_s(compute.steps, cell.ranks, hardware.device.cores)
+    return used_s > _LEAST_BUSY * _total_s(compute.steps)
 
 
-def as_measured(workload: Workload, alone: ModeResult, *, is_work: bool = False) -> Workload:
+def _work_s(steps: tuple[StepTimes, ...], ranks: int, cores: int) -> float:
+    """Return a step's processor time; where it is not known, a rank's share of the cores."""
+    share = min(1.0, cores / ranks)
+    return median(s.total_s * share if s.processor_s is None else s.processor_s for s in steps)
+
+
+def _total_s(steps: tuple[StepTimes, ...]) -> float:
+    return median(s.total_s for s in steps)
+
+
+def as_measured(workload: Workload, alone: ModeResult, share: float = 1.0) -> Workload:
     """Scale a workload's times to the medians of steps without exchange.
 
     Args:
         workload: Layers, and how a step divides into them.
         alone: Steps without exchange.
-        is_work: Whether to count the processor's time instead of the clock's.
+        share: Of their time, what counts: that of the processor.
     """
     forward_s, backward_s, optimiser_s = (
-        median(getattr(s, name) for s in alone.steps)
+        share * median(getattr(s, name) for s in alone.steps)
         for name in ("forward_s", "backward_s", "optimiser_s")
     )
-    share = 1.0
-    if is_work:
-        used_s = median(s.processor_s or 0.0 for s in alone.steps)
-        share = used_s / (forward_s + backward_s + optimiser_s)
-    forward = share * forward_s / workload.forward_s if workload.forward_s else 1.0
-    backward = share * backward_s / workload.backward_s if workload.backward_s else 1.0
+    forward = forward_s / workload.forward_s if workload.forward_s else 1.0
+    backward = backward_s / workload.backward_s if workload.backward_s else 1.0
     layers = tuple(
         Layer(x.name, x.parameters, x.forward_s * forward, x.backward_s * backward)
         for x in workload.layers
     )
-    return replace(workload, layers=layers, optimiser_s=share * optimiser_s)
+    return replace(workload, layers=layers, optimiser_s=optimiser_s)
 
 
 def _run(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from itertools import pairwise
 from typing import Protocol
@@ -202,16 +201,9 @@ class Overlap:
     def __init__(self, step: Step) -> None:
         self._step = step
         self._reduced = [
-            [
-                chunk
-                for reduction in step.reductions.of(layer.name, layer.parameters)
-                for chunk in reduction.chunks(self._chunks(gradient_bytes(layer.parameters)))
-            ]
+            step.reductions.chunked(layer.name, layer.parameters, step.chunk_bytes)
             for layer in step.workload.layers
         ]
-
-    def _chunks(self, num_bytes: int) -> int:
-        return max(1, math.ceil(num_bytes / self._step.chunk_bytes))
 
     def run(self, rank: Rank, ended: Done) -> None:
         """See `Engine.run`."""

@@ -36,7 +36,7 @@ from gradwire.workload import BUCKET_BYTES, Workload
 Detail = Literal["messages", "phases", "alike"]
 DETAILS: tuple[Detail, ...] = ("messages", "phases", "alike")
 
-CHUNK_BYTES = 1 << 20
+CHUNK_BYTES = 1 << 21
 """Largest piece, as float32, in which the overlap engine sends."""
 
 IN_FLIGHT_BYTES = 4 << 20
