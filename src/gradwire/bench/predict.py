@@ -14,14 +14,9 @@ from gradwire.plan import Plan, load_plan
 from gradwire.report.results import Cell, ModeResult, StepTimes
 from gradwire.sim.base import Cluster, Collective, Engine, Simulation
 from gradwire.sim.run import simulate
-from gradwire.spec import LowRank, ReducerSpec, TwoPhase
 from gradwire.workload import BUCKET_BYTES, Layer, Workload
 
 _MIB = 1 << 20
-_IN_TURN: dict[type[ReducerSpec], int] = {LowRank: 3, TwoPhase: 2}
-"""Collectives that follow each other for a bucket, each after work: vectors and both
-factors of low rank, shards and their means."""
-
 _LEAST_BUSY = 0.3
 """Share of the time of steps without exchange for which computation needs a core."""
 _BY_HOOK = {
@@ -110,15 +105,7 @@ def _predicted_s(
     elif measured.alone:
         alone_s = _total_s(measured.alone)
         hardware = calibrated(hardware, lambda speeds: run(speeds, 0).step_s, alone_s)
-    name = "exchange" if mode.family == "gradwire" else "all_reduce"
-    return run(hardware, cores).step_s + _waits(mode, plan) * lateness_s(hardware.between, name)
-
-
-def _waits(mode: Method, plan: Plan) -> int:
-    """Return how often in a step ranks wait for each other with nothing else to do."""
-    if mode.hook == "overlap":
-        return 1
-    return max(_IN_TURN.get(type(rule.reducer), 1) for rule in plan.rules)
+    return run(hardware, cores).step_s + lateness_s(hardware.between)
 
 
 def _has_shared_cores(cell: Cell, compute: ModeResult | None, hardware: Hardware) -> bool:
