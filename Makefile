@@ -17,14 +17,19 @@ PIP := PIP_CONSTRAINT=$(CONSTRAINTS) PIP_BUILD_CONSTRAINT=$(CONSTRAINTS) \
 INDEX := $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX))
 SOURCES := $(shell find src -type f -not -path '*/__pycache__/*' -not -name '*.so') $(wildcard CMakeLists.txt)
 
-.PHONY: demo test test-frameworks lint types contracts news docs pytest bench sweep
+.PHONY: demo test checks lint types contracts news docs pytest bench sweep pictures
 .PHONY: bench-aqgb bench-kernels bench-exchange bench-frameworks bench-simulator bench-gpu bench-hagc fmt clean
 .DELETE_ON_ERROR:
 
 demo: .venv/package.stamp
 	$(BIN)/gradwire demo $(ARGS)
 
-test: lint types contracts news docs pytest
+# Checks are of one process each, and so is the installation of the frameworks.
+test: .venv/package.stamp .venv/tools.stamp
+	@$(MAKE) --no-print-directory --jobs=2 checks .venv/frameworks.stamp
+	@$(MAKE) --no-print-directory pytest
+
+checks: types lint contracts news docs
 
 # The package is installed as a wheel, not as a link to src: what the tests see
 # is what a user gets, files that the wheel forgot and the native library included.
@@ -46,7 +51,7 @@ test: lint types contracts news docs pytest
 
 .venv/frameworks.stamp: .venv/package.stamp .venv/tools.stamp
 	@echo 'Installing the frameworks that gradwire is tested with ...'
-	$(PIP) $(INDEX) --group frameworks
+	$(PIP) --no-compile $(INDEX) --group frameworks
 	@touch $@
 
 lint: .venv/tools.stamp
@@ -65,24 +70,19 @@ news: .venv/tools.stamp
 docs: .venv/package.stamp .venv/tools.stamp
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
 
-# Tests of one process each share the cores; those that start ranks have them for themselves.
-TOGETHER := tests/distributed tests/examples tests/frameworks tests/gpu
-ALONE := $(filter-out $(TOGETHER) tests/__pycache__,$(patsubst %/,%,$(wildcard tests/*/)))
+# Files of tests that start ranks take turns by two, those of one process share all cores.
+RANKS := tests/frameworks tests/distributed tests/examples tests/gpu
+ALONE := $(filter-out $(RANKS) tests/__pycache__,$(patsubst %/,%,$(wildcard tests/*/)))
 
 # Threads of torch on top of several processes a test only take turns on few cores.
 pytest: export OMP_NUM_THREADS = 1
-pytest: .venv/package.stamp .venv/tools.stamp
+pytest: .venv/package.stamp .venv/tools.stamp .venv/frameworks.stamp
 	$(BIN)/coverage erase
 	$(BIN)/coverage run -m pytest -n auto --maxprocesses 4 --dist worksteal \
-		--doctest-modules --doctest-ignore-import-errors --pyargs $(ALONE) gradwire
-	$(BIN)/coverage run -m pytest $(TOGETHER)
+		--doctest-modules --pyargs $(ALONE) gradwire
+	$(BIN)/coverage run -m pytest -n 2 --dist loadfile --no-loadscope-reorder $(RANKS)
 	$(BIN)/coverage combine --quiet
 	$(BIN)/coverage report
-
-# Eighty more packages and a dozen launches: apart from `test`, which skips these.
-test-frameworks: export OMP_NUM_THREADS = 1
-test-frameworks: .venv/package.stamp .venv/tools.stamp .venv/frameworks.stamp
-	$(BIN)/python -m pytest --doctest-modules --pyargs tests/frameworks gradwire.integrations
 
 # The scale study of the docs: modelled A100s, 2 to 1,024 ranks, 100 Mbit/s to 400 Gbit/s.
 sweep: .venv/package.stamp
@@ -100,6 +100,15 @@ BENCH := --lab --models digits,vgg,text --ranks 2,4 --rates 100Mbit/s,1Gbit/s,10
 bench: .venv/package.stamp
 	$(BIN)/gradwire bench $(BENCH) $(ARGS)
 	$(BIN)/gradwire report $(BENCH_FILE) --html $(BENCH_FILE:.json=.html) --force
+
+# Pictures of the pages, for the README and the docs, from the stored results; with Chromium.
+PICTURE := $(BIN)/python benchmarks/picture.py
+
+pictures: .venv/package.stamp .venv/tools.stamp
+	$(PICTURE) $(BENCH_FILE) docs/assets/matrix.png --part .matrix
+	$(PICTURE) $(BENCH_FILE) docs/assets/cell.png --cell 14 --part '#cell-14' --height 1660
+	$(PICTURE) $(BENCH_FILE) docs/assets/timeline.png --cell 14 --part '#cell-14 > details >> nth=1'
+	$(PICTURE) docs/assets/results/sweep.json docs/assets/sweep.png --part section --height 1010
 
 # Is attach never slower? All fixed plans as the oracle; about an hour, as root.
 HAGC := docs/assets/results/hagc.json

@@ -205,10 +205,27 @@ class Bench:
         run = (self.x, 1024, self.out)
         return [Row("hadamard 1024", 8, lambda: ops.hadamard(*run), None, 75)]
 
+    def shared(self) -> list[Row]:
+        """Return the row of sums of levels."""
+        levels = torch.randint(-7, 8, (self.numel,), dtype=torch.int8)
+        total = torch.zeros(self.numel, dtype=torch.int16)
+        run = (levels[None], True, total)
+        return [
+            Row(
+                "int16 += int8",
+                5,
+                lambda: ops.shared_sum(*run),
+                lambda: total.add_(levels),
+                None,
+                4,
+            )
+        ]
+
     def rows(self) -> list[Row]:
         """Return all rows, in the order of the goals."""
         quantize = [row for bits in (4, 8, 6, 3, 2) for row in self.quantize(bits)]
-        return [*quantize, *self.sign(), *self.sparse(), *self.floats(), *self.hadamard()]
+        dense = [*self.floats(), *self.hadamard(), *self.shared()]
+        return [*quantize, *self.sign(), *self.sparse(), *dense]
 
 
 def _pack(codes: Tensor, bits: int) -> Tensor:
@@ -288,7 +305,7 @@ def check_parity() -> None:
     segments = torch.tensor([[1, 0, 4990, 0, 3]])
     for bits in range(1, 9):
         results = []
-        for kernel in (REFERENCE["quantize_encode"], cpu.quantize_encode):
+        for kernel in (REFERENCE["quantize_encode"], cpu.KERNELS["quantize_encode"]):
             payload = torch.empty(Quantize(bits).num_bytes([4990]), dtype=torch.uint8)
             residual = x.flip(0).contiguous()
             kernel(x, segments, 7, bits, 256, False, residual, 0.0, payload)

@@ -11,8 +11,9 @@ import logging
 import multiprocessing
 import os
 from datetime import timedelta
-from multiprocessing.process import BaseProcess
+from enum import Enum
 from multiprocessing.queues import Queue
+from multiprocessing.synchronize import Event
 from typing import Any
 
 import torch
@@ -28,16 +29,26 @@ TOGETHER, REPLICAS, MEETINGS = 6, 2, 3
 LIMIT = timedelta(seconds=60)
 
 
-def train(replica: int, until: int, lighthouse: str, results: Queue[Any] | None) -> None:
-    """Train two models, with torchft's averaging and with gradwire's, for steps made together.
+class Role(Enum):
+    """What a replica does."""
 
-    Without a place for results, crash at the end.
-    """
+    STAYS = "replica 0, which trains on alone when the other one has crashed"
+    CRASHES = "replica 1, until it crashes"
+    RETURNS = "replica 1, which joins again once replica 0 has trained alone"
+
+
+def train(
+    role: Role, lighthouse: str, crashed: Event, was_alone: Event, results: Queue[Any]
+) -> None:
+    """Train two models, with torchft's averaging and with gradwire's."""
     logging.disable()
     torch.set_num_threads(1)
     torch.manual_seed(0)
     net = nn.Sequential(nn.Linear(32, 128), nn.Tanh(), nn.Linear(128, 4))
+    replica = 0 if role is Role.STAYS else 1
     models = nn.ModuleDict({"plain": net, "ours": copy.deepcopy(net)})
+    if role is Role.RETURNS:
+        was_alone.wait()
     store = dist.TCPStore("localhost", 0, is_master=True, wait_for_workers=False)
     manager = Manager(
         pg=ProcessGroupGloo(timeout=LIMIT),
@@ -58,8 +69,8 @@ def train(replica: int, until: int, lighthouse: str, results: Queue[Any] | None)
     plain = PlainDDP(manager, models["plain"])
     ours = DistributedDataParallel(manager, models["ours"], "int4")  # the one line
     optimizer = Optimizer(manager, torch.optim.SGD(models.parameters(), lr=0.1))
-    together = 0
-    while together < until:
+    together, meets_again = 0, role is not Role.STAYS
+    while not (meets_again and together == TOGETHER):
         generator = torch.Generator().manual_seed(2 * manager.current_step() + replica)
         x = torch.randn(32, 32, generator=generator)
         optimizer.zero_grad()  # starts the quorum
@@ -68,8 +79,14 @@ def train(replica: int, until: int, lighthouse: str, results: Queue[Any] | None)
             loss.backward()
         before = manager.current_step()
         optimizer.step()
-        together += manager.current_step() > before and manager.num_participants() == REPLICAS
-    if results is None:
+        if manager.current_step() == before:
+            continue
+        if manager.num_participants() == REPLICAS:
+            together += 1
+        elif crashed.is_set() and not meets_again:
+            together, meets_again = 0, True
+            was_alone.set()
+    if role is Role.CRASHES:
         os._exit(1)
     digest = hashlib.sha256(b"".join(p.detach().numpy().tobytes() for p in models.parameters()))
     connections = ours.exchange.connections
@@ -84,18 +101,13 @@ if __name__ == "__main__":
         bind="[::]:0", min_replicas=1, join_timeout_ms=10_000, heartbeat_timeout_ms=8_000
     )
     spawn = multiprocessing.get_context("spawn")
-    results = spawn.Queue()
-
-    def start(replica: int, until: int, *, crashes: bool = False) -> BaseProcess:
-        """Start a replica in a process of its own."""
-        arguments = (replica, until, server.address(), None if crashes else results)
-        process = spawn.Process(target=train, args=arguments, daemon=True)
+    crashed, was_alone, results = spawn.Event(), spawn.Event(), spawn.Queue()
+    shared = server.address(), crashed, was_alone, results
+    processes = {role: spawn.Process(target=train, args=(role, *shared)) for role in Role}
+    for process in processes.values():
         process.start()
-        return process
-
-    start(0, 2 * TOGETHER)
-    start(1, TOGETHER, crashes=True).join()
-    start(1, TOGETHER)
+    processes[Role.CRASHES].join()
+    crashed.set()
     found = sorted(results.get(timeout=120) for _ in range(2))
     server.shutdown()
     (_, one, losses, connections), (_, two, *_) = found

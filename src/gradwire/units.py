@@ -13,6 +13,7 @@ from gradwire.errors import SpecError
 
 _PREFIXES = {"": 1.0, "k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12}
 _SECONDS = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "µs": 1e-6, "ns": 1e-9, "min": 60.0}
+_MOST_DIGITS = 18
 _RATE = re.compile(r"\s*([0-9.]+)\s*([kKMGT]?)(bit|b|B)(?:/s|ps)\s*")
 _SIZE = re.compile(r"\s*([0-9.]+)\s*([kKMGT]?)(i?)B\s*")
 _TIME = re.compile(r"\s*([0-9.]+)\s*(min|ms|us|µs|ns|s)\s*")
@@ -86,6 +87,25 @@ def parse_seconds(text: str) -> float:
     if match is None or value is None:
         raise SpecError("duration", text, 'a duration, such as "20ms" or "1.5s"')
     return value * _SECONDS[match.group(2)]
+
+
+def parse_whole(field: str, text: str) -> int:
+    """Read a whole number of at most 18 digits.
+
+    Args:
+        field: What it is, for the message.
+        text: Its digits.
+
+    Raises:
+        SpecError: The text is no such number.
+
+    Example:
+        >>> parse_whole("ranks", "8")
+        8
+    """
+    if not (text.isascii() and text.isdecimal() and len(text) <= _MOST_DIGITS):
+        raise SpecError(field, text, f"a whole number of up to {_MOST_DIGITS} digits")
+    return int(text)
 
 
 def _number(text: str) -> float | None:

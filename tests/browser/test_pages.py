@@ -71,6 +71,7 @@ def test_page_is_whole_and_legible(browser, files, kind, width):
     assert complaints == []
     assert requests == [files[kind].as_uri()]
     assert page.evaluate("document.documentElement.scrollWidth") == width
+    page.evaluate("for (const part of document.querySelectorAll('details')) part.open = true")
     assert page.evaluate(SMALL_TEXTS, LEAST_TEXT_PX) == []
     assert page.evaluate(CUT_TEXTS) == []
     plots = page.locator(".plot").all()
@@ -80,6 +81,17 @@ def test_page_is_whole_and_legible(browser, files, kind, width):
         box = plot.bounding_box()
         assert box["width"] >= 300
         assert box["height"] >= 40
+    page.close()
+
+
+def test_link_opens_the_folded_cell_it_leads_to(browser, files):
+    page = browser.new_page(viewport={"width": 1280, "height": 900}, java_script_enabled=False)
+    page.goto(files["bench"].as_uri())
+    table = page.locator("#cell-2 table").first
+    assert page.locator("#cell-1 table").first.is_visible()
+    assert not table.is_visible()
+    page.locator('a[href="#cell-2"]').first.click()
+    table.wait_for(state="visible")
     page.close()
 
 

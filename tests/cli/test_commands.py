@@ -105,7 +105,7 @@ Options:
         (["demo", "--report", "x", "--json", "x"], "x cannot hold two outputs"),
         (["demo", "--methods", "ddp", "--plan", "int4"], "--plan needs gradwire among the"),
         (["bench", "--models", "gpt5"], "model='gpt5' is not one of: mlp, vgg"),
-        (["bench", "--ranks", "2,two"], "ranks='two' is not whole numbers parted by commas"),
+        (["bench", "--ranks", "2,two"], "ranks='two' is not a whole number"),
         (["bench", "--ranks", "1"], "ranks=1 is not at least 2"),
         (["bench", "--rates", "fast"], "rate='fast' is not a rate above 0"),
         (["bench", "--latency", "1"], "duration='1' is not a duration"),

@@ -9,7 +9,7 @@ from expecttest import assert_expected_inline
 
 from gradwire.cli import main
 from gradwire.cli import report as report_command
-from made_results import bench_result, demo_result
+from made_results import bench_result, demo_result, sweep_result
 
 
 def run(*args: str | Path) -> Result:
@@ -36,11 +36,11 @@ def test_report_help():
         """\
 Usage: gradwire report [OPTIONS] RESULT [OTHER]
 
-  Show what `gradwire bench` or `gradwire demo --json` has measured.
+  Show what `gradwire bench`, `demo --json` or `simulate --sweep` has written.
 
   As text, or as what the options name; FILE may be - for standard output. With
-  OTHER, a later result, the two are compared cell by cell, and all else is
-  about OTHER.
+  OTHER, a later result of bench or demo, the two are compared cell by cell, and
+  all else is about OTHER.
 
 Options:
   --html FILE                 Write one page with every plot.
@@ -87,6 +87,19 @@ def test_report_writes_a_demo_page(demo_file: Path, tmp_path: Path):
     assert "Does compressing gradients pay on this link?" in page
 
 
+def test_report_shows_a_sweep_and_says_what_it_lacks(bench_file: Path, tmp_path: Path):
+    path = tmp_path / "sweep.json"
+    path.write_text(sweep_result().to_json(), encoding="utf-8")
+    assert "Everything here is simulated" in run(path).stdout
+    assert run(path, "--html", tmp_path / "page.html").exit_code == 0
+    page = (tmp_path / "page.html").read_text(encoding="utf-8")
+    assert "Which plan wins where?" in page
+    refused = run(path, "--csv", "-")
+    assert refused.stderr == f"gradwire: {path} holds a sweep, which has no --csv\n"
+    assert "shown by itself" in run(bench_file, path).stderr
+    assert "shown by itself" in run(path, "--euro-per-rank-hour", "1").stderr
+
+
 def test_report_keeps_standard_output_for_what_was_asked(bench_file: Path, tmp_path: Path):
     done = run(bench_file, "--json", "-", "--csv", tmp_path / "rows.csv")
     assert json.loads(done.stdout)["format"] == 1
@@ -123,13 +136,47 @@ def test_report_refuses_wrong_usage(bench_file: Path, args: list[str], message: 
 def test_report_refuses_what_is_no_result(tmp_path: Path):
     assert run(tmp_path / "none.json").exit_code == 2
     path = tmp_path / "other.json"
-    for text, message in (("{}", "result format=None"), ("nothing", "JSON"), ("[1]", "format=[1]")):
+    for text, message in (
+        ("{}", "result format=None"),
+        ("nothing", "JSON"),
+        ("[1]", "format=[1]"),
+        ('{"format": 1}', "content='format' is not what gradwire bench, demo --json or"),
+    ):
         path.write_text(text, encoding="utf-8")
         done = run(path)
         assert done.exit_code == 2
         assert message in done.stderr
     path.write_bytes(b"\xff\xfe\x00")
     assert (run(path).exit_code, "is no text" in run(path).stderr) == (1, True)
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "message"),
+    [
+        ("rate_bytes_per_s", "fast", "Cell.rate_bytes_per_s='fast' is not float or null"),
+        ("network", "wifi", "Cell.network='wifi' is not one of lab, shaped, none"),
+        ("latency_s", None, "Cell.latency_s=None is not float"),
+        ("modes", ["x"], "is not complete"),
+    ],
+)
+def test_report_names_the_field_of_a_wrong_type(
+    bench_file: Path, field: str, value: object, message: str
+):
+    data = json.loads(bench_file.read_text(encoding="utf-8"))
+    data["cells"][1][field] = value
+    bench_file.write_text(json.dumps(data), encoding="utf-8")
+    done = run(bench_file)
+    assert done.exit_code == 2
+    assert done.stderr.startswith(f"gradwire: {bench_file} cannot be shown: ")
+    assert message in done.stderr
+
+
+def test_report_never_overwrites_its_source(bench_file: Path):
+    text = bench_file.read_text(encoding="utf-8")
+    done = run(bench_file, "--csv", bench_file, "--force")
+    assert done.exit_code == 2
+    assert done.stderr == f"gradwire: {bench_file} is what the report is made from\n"
+    assert bench_file.read_text(encoding="utf-8") == text
 
 
 def test_report_says_what_drawing_needs(bench_file: Path, monkeypatch: pytest.MonkeyPatch):

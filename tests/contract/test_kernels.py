@@ -125,7 +125,7 @@ def test_levels_of_the_norm_match_the_reference(bits: int) -> None:
             for nearest in (False, True):
                 payloads = []
                 for mode, (feedback, gain) in FEEDBACK.items():
-                    for kernel in (reference.quantize_encode, cpu.quantize_encode):
+                    for kernel in (reference.quantize_encode, cpu.KERNELS["quantize_encode"]):
                         payload = torch.zeros(
                             Quantize(bits, block_size).num_bytes(numels), dtype=torch.uint8
                         )
@@ -230,7 +230,7 @@ def check_sparse(
     for residual in (None, residual_of(x.numel())):
         thresholds = [
             kernel(x, segments, residual, spec.density)
-            for kernel in (reference_sparse.sparse_threshold, cpu.sparse_threshold)
+            for kernel in (reference_sparse.sparse_threshold, cpu.KERNELS["sparse_threshold"])
         ]
         assert_same_bits(*thresholds)
     if cut is not None:
@@ -263,7 +263,7 @@ def test_shared_peaks_match_the_reference(block_size: int) -> None:
         for residual in (None, residual_of(x.numel())):
             expected, actual = torch.empty(2, blocks, dtype=torch.int32)
             reference_shared.shared_peaks(x, segments, residual, block_size, expected)
-            cpu.shared_peaks(x, segments, residual, block_size, actual)
+            cpu.KERNELS["shared_peaks"](x, segments, residual, block_size, actual)
             assert_same_bits(expected.view(torch.float32), actual.view(torch.float32))
 
 
@@ -275,7 +275,7 @@ def test_shared_encode_matches_the_reference(bits: int) -> None:
         peaks = odd_peaks(x, segments, 256)
         for feedback in (False, True):
             results = []
-            for kernel in (reference_shared.shared_encode, cpu.shared_encode):
+            for kernel in (reference_shared.shared_encode, cpu.KERNELS["shared_encode"]):
                 levels = torch.full((sum(numels) + 32,), 85, dtype=torch.int8)
                 residual = residual_of(x.numel()) if feedback else None
                 inner = levels[16 : 16 + sum(numels)]
@@ -298,7 +298,7 @@ def test_shared_sum_matches_the_reference(
         levels = torch.randint(-30, 31, (3, numel), generator=generator, dtype=torch.int8)
         expected, actual = torch.full((2, numel), 7, dtype=dtype)
         reference_shared.shared_sum(levels, accumulate, expected)
-        cpu.shared_sum(levels, accumulate, actual)
+        cpu.KERNELS["shared_sum"](levels, accumulate, actual)
         assert torch.equal(expected, actual)
         exact = levels.to(torch.int64).sum(0) + 7 * accumulate
         assert torch.equal(actual.to(torch.int64), exact)
@@ -313,7 +313,7 @@ def test_shared_decode_matches_the_reference(dtype: torch.dtype) -> None:
         sums = values(sum(numels), 9).mul(40).clamp(-100, 100).to(dtype)
         for divisor in (1.0, 2.0, 3.0):
             outs = []
-            for kernel in (reference_shared.shared_decode, cpu.shared_decode):
+            for kernel in (reference_shared.shared_decode, cpu.KERNELS["shared_decode"]):
                 out = values(length(segments), 5)
                 kernel(sums, segments, peaks, 4, 256, divisor, out)
                 outs.append(out)
@@ -325,10 +325,10 @@ def test_hadamard_matches_the_reference(block_size: int) -> None:
     x = values(4096 * 2 + 3)[3:]
     outs = [torch.empty(x.numel()), torch.empty(x.numel())]
     reference.hadamard(x, block_size, outs[0])
-    cpu.hadamard(x, block_size, outs[1])
+    cpu.KERNELS["hadamard"](x, block_size, outs[1])
     assert_same_bits(*outs)
     in_place = x.clone()
-    cpu.hadamard(in_place, block_size, in_place)
+    cpu.KERNELS["hadamard"](in_place, block_size, in_place)
     assert_same_bits(outs[0], in_place)
 
 

@@ -35,10 +35,10 @@ def test_sharded_training_resumes_bit_for_bit_from_a_distributed_checkpoint(tmp_
             net = mlp(depth=2)
             if ranks == 2:
                 fully_shard(net, mesh=init_device_mesh("cpu", (2,)))
-                return net, gradwire.attach(net, everywhere("int4"))
-            mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicate", "shard"))
-            fully_shard(net, mesh=mesh["shard"])
-            return net, gradwire.attach(net, everywhere("int4"), replicate=mesh["replicate"])
+            else:
+                names = ("replicate", "shard")
+                fully_shard(net, mesh=init_device_mesh("cpu", (2, 2), mesh_dim_names=names))
+            return net, gradwire.attach(net, everywhere("int4"))
 
         net, sync = made()
         _train(net, rank, range(4))

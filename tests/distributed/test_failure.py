@@ -22,6 +22,8 @@ from torch.nn.parallel import DistributedDataParallel as DDP  # noqa: N817 - as 
 import gradwire
 from gradwire.codecs.quantize import QuantizeCodec
 from gradwire.engine.bucket import BucketRun
+from gradwire.plan import Plan
+from gradwire.spec import Auto
 
 LIMIT_S = 3.0
 WHERE = r"step 3, bucket \d+ \(\d.bias, \d.weight"
@@ -108,6 +110,26 @@ def test_k3_a_step_left_out_by_one_rank_is_named_within_the_time_limit():
     assert took_s > LIMIT_S - 0.5
     _assert_told(late, "rank 0")
     assert "imed out" not in late
+
+
+def test_k3_a_bucket_that_is_left_to_ddp_is_named_too():
+    def body(rank: int):
+        ddp, sync = _trained_thrice(plan=Auto())
+        sync.replan(Plan.of("none"))
+        sync._pilot.leaves = lambda *_: True
+        _step(ddp)  # takes that plan
+        if rank == 1:
+            assert told.wait(50)
+        text = _error(ddp)
+        told.set()
+        return text
+
+    told = multiprocessing.get_context("fork").Event()
+    text = run_processes(2, body, group_timeout_s=LIMIT_S)[0]
+    assert re.search(r"all_reduce failed on rank 0: step 4, bucket 0 \(\d.bias, \d.weight", text), (
+        text
+    )
+    assert "imed out" in text
 
 
 def test_an_exception_inside_a_codec_breaks_the_step_on_every_rank():

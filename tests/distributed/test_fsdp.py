@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 from launch import run_processes
 from torch import nn
-from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.fsdp import FullyShardedDataParallel as FSDP  # noqa: N817 - as everyone calls it
 
@@ -87,38 +87,42 @@ def test_none_equals_plain_fsdp(ranks):
 SMALLER = {None: 2.5, "int4": 4, "bf16": 1.7, "sign": 8}
 
 
-def test_compressed_reduce_scatter_trains_to_plain_loss():
+@pytest.mark.parametrize(("ranks", "plans"), [(2, [*SMALLER]), (4, [None])])
+def test_compressed_reduce_scatter_trains_to_plain_loss(ranks, plans):
     def body(rank: int) -> tuple[float, list[tuple[float, float, bool]]]:
         plain = _sharded()
         before = _train(plain, rank, 1)
         reached = _train(plain, rank, 30, first=1, lr=0.01)
         results = []
-        for plan in SMALLER:
+        for plan in plans:
             ours = _sharded()
             sync = gradwire.attach(ours, plan)
             _train(ours, rank, 1)
             loss = _train(ours, rank, 30, first=1, lr=0.01)
             values = _values(ours)[0]
-            gathered = [torch.empty_like(values) for _ in range(2)]
+            gathered = [torch.empty_like(values) for _ in range(ranks)]
             dist.all_gather(gathered, values)
             smaller = sync.stats().recent[-1].times_smaller
-            results.append((loss, smaller, torch.equal(*gathered)))
+            results.append((loss, smaller, all(torch.equal(values, v) for v in gathered)))
             sync.close()
         return before - reached, [(loss - reached, *rest) for loss, *rest in results]
 
-    for gained, results in run_processes(2, body):
-        for plan, (behind, smaller, same) in zip(SMALLER, results, strict=True):
+    for gained, results in run_processes(ranks, body):
+        for plan, (behind, smaller, same) in zip(plans, results, strict=True):
             assert behind < gained * (0.25 if plan == "sign" else 0.05)
             assert smaller > SMALLER[plan]
             assert same
 
 
-def test_between_nodes_only_the_replicas_exchange_is_encoded():
+def _two_dimensions() -> DeviceMesh:
+    return init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicate", "shard"))
+
+
+def test_of_two_dimensions_only_the_replicas_exchange_is_encoded():
     def body(rank: int) -> tuple[float, float, list[str]]:
-        mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicate", "shard"))
-        native, exact, ours = _sharded(mesh), _sharded(mesh["shard"]), _sharded(mesh["shard"])
-        one = gradwire.attach(exact, "none", replicate=mesh["replicate"], check_every=2)
-        two = gradwire.attach(ours, "int8", replicate=mesh["replicate"], check_every=2)
+        native, exact, ours = (_sharded(_two_dimensions()) for _ in range(3))
+        one = gradwire.attach(exact, "none", check_every=2)
+        two = gradwire.attach(ours, "int8", check_every=2)
         for net in (native, exact, ours):
             _train(net, rank, 3, lr=0.001)
         keys = sorted(two.state_dict())
@@ -132,6 +136,33 @@ def test_between_nodes_only_the_replicas_exchange_is_encoded():
         assert exact < 1e-5
         assert 0 < ours < 0.01
         assert keys == [f"shard{rank % 2}/rank{rank // 2}"]
+
+
+@pytest.mark.parametrize("reshard", [True, False, 1])
+def test_of_two_dimensions_settings_of_the_module_hold(reshard):
+    def body(rank: int) -> tuple[float, int]:
+        policy = MixedPrecisionPolicy(reduce_dtype=torch.float64)
+        options = {"mp_policy": policy, "reshard_after_forward": reshard}
+        nets = [_sharded(_two_dimensions(), **options) for _ in range(2)]
+        sync = gradwire.attach(nets[1], "none")
+        for net in nets:
+            for module in net.modules():
+                if isinstance(module, FSDPModule):
+                    module.set_force_sum_reduction_for_comms(True)
+                    module.set_gradient_divide_factor(3)
+            for step in range(4):
+                net.set_requires_all_reduce(step % 2 == 1)
+                x, y = _batch(rank, step)
+                (net(x) - y).square().mean().backward()
+        steps = sync.stats().steps_done
+        sync.close()
+        gradients = [[p.grad.full_tensor() for p in net.parameters()] for net in nets]
+        assert all(gradient.any() for gradient in gradients[0])
+        return _distance(*gradients), steps
+
+    for distance, steps in run_processes(4, body):
+        assert distance < 1e-5
+        assert steps == 2
 
 
 def test_resumed_training_is_bit_identical():
@@ -245,15 +276,18 @@ def test_a_nan_reaches_the_shards_owner_and_is_not_owed():
     assert run_processes(2, body) == [(True, True)] * 2
 
 
-def _native_hsdp() -> object:
-    mesh = init_device_mesh("cpu", (1, 2), mesh_dim_names=("replicate", "shard"))
-    return gradwire.attach(_sharded(mesh))
+def _mixed_meshes() -> object:
+    net = Net()
+    fully_shard(net.block, mesh=init_device_mesh("cpu", (2,)))
+    names = ("replicate", "shard")
+    fully_shard(net, mesh=init_device_mesh("cpu", (1, 2), mesh_dim_names=names))
+    return gradwire.attach(net)
 
 
 REFUSED = {
-    "native HSDP": (
-        _native_hsdp,
-        r"SpecError: mesh of the root module='two dimensions' is not one dim",
+    "meshes": (
+        _mixed_meshes,
+        r"SpecError: replicas of block=\[\] is not that of the root module, \[\d\]",
     ),
     "FSDP1": (
         lambda: gradwire.attach(FSDP(Net(), device_id=torch.device("cpu"))),

@@ -22,6 +22,11 @@ ON_RANKS = {
 }
 STARTS_RANKS_ITSELF = {"with_ray": "ray", "with_torchft": "torchft"}
 
+QUICK_RAY = {  # each of its actors is a process that imports Ray
+    "RAY_TRAIN_ENABLE_PREEMPTION_WATCHER": "0",
+    "RAY_TRAIN_HEALTH_CHECK_INTERVAL_S": "0.2",
+}
+
 
 def _need(package):
     if importlib.util.find_spec(package) is None:
@@ -54,7 +59,7 @@ def test_example_that_starts_its_ranks_prints_its_stored_output(name, tmp_path):
         done = subprocess.run(
             [sys.executable, str(path)],
             cwd=tmp_path,
-            env={**os.environ, "OMP_NUM_THREADS": "1", "TMPDIR": short},
+            env={**os.environ, **QUICK_RAY, "OMP_NUM_THREADS": "1", "TMPDIR": short},
             capture_output=True,
             text=True,
             timeout=280,

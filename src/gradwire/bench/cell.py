@@ -61,6 +61,7 @@ def _launch(job: CellJob, collector: CellCollector, watch: Watch) -> None:
         if job.network == "lab":
             rate = math.inf if job.rate_bytes_per_s is None else job.rate_bytes_per_s
             network = stack.enter_context(Network(job.ranks, rate, latency_s=job.latency_s))
+            collector.latency_by = network.latency_by if job.latency_s else ""
             command, place = network.launched(WORKER), _places(network)
         workers = stack.enter_context(Workers(job, command, place))
         load = ForeignLoad(workers.process_ids)

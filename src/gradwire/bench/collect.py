@@ -39,6 +39,7 @@ class CellCollector:
     current: str | None = None
     num_parameters: int = 0
     torch: str = ""
+    latency_by: str = ""
     reasons: dict[str, str] = field(default_factory=dict)
     profile: Profiled | None = None
     _rounds: dict[tuple[str, int], dict[int, RoundDone]] = field(
@@ -104,6 +105,7 @@ class CellCollector:
             modes=tuple(self._mode(m, reasons.get(m.name)) for m in job.modes),
             num_parameters=self.num_parameters,
             settings=job.settings(),
+            latency_by=self.latency_by,
         )
         if self.profile is None:
             return cell

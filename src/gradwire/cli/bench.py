@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 import click
 
-from gradwire.errors import CommandError, SpecError
+from gradwire.errors import CommandError
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -87,12 +87,12 @@ def _jobs(
 ) -> tuple[CellJob, ...]:
     from gradwire.bench.modes import DEFAULT_MODES, parse_modes  # noqa: PLC0415
     from gradwire.bench.settings import Matrix  # noqa: PLC0415
-    from gradwire.units import parse_rate, parse_seconds  # noqa: PLC0415
+    from gradwire.units import parse_rate, parse_seconds, parse_whole  # noqa: PLC0415
 
     models, ranks, rates, latency = axes
     matrix = Matrix(
         models=_each(models, str),
-        ranks=_each(ranks, _whole),
+        ranks=_each(ranks, lambda text: parse_whole("ranks", text)),
         rates_bytes_per_s=tuple(
             None if rate == float("inf") else rate for rate in _each(rates, parse_rate)
         ),
@@ -103,12 +103,6 @@ def _jobs(
 
 def _each(text: str, read: Callable[[str], _T]) -> tuple[_T, ...]:
     return tuple(read(part) for part in dict.fromkeys(p.strip() for p in text.split(",")))
-
-
-def _whole(text: str) -> int:
-    if not text.isdecimal():
-        raise SpecError("ranks", text, "whole numbers parted by commas, such as 2,4")
-    return int(text)
 
 
 def _list(console: Console) -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -12,17 +14,11 @@ from gradwire.cli.files import require_apart, require_free, write_file
 from gradwire.doctor import missing_extras
 from gradwire.errors import CommandError
 
+if TYPE_CHECKING:
+    from rich.console import ConsoleRenderable
+
 _RESULT = click.Path(exists=True, dir_okay=False, path_type=Path)
 _DRAWING = ("jinja2", "matplotlib")
-
-
-class _Shown(NamedTuple):
-    """What to report on; the demo's own report is for one without prices."""
-
-    demo: report.DemoResult | None
-    before: report.BenchResult
-    after: report.BenchResult | None
-    euro_per_rank_hour: float | None
 
 
 @click.command("report")
@@ -41,25 +37,25 @@ def command(
     force: bool,
     **targets: str | None,
 ) -> None:
-    """Show what `gradwire bench` or `gradwire demo --json` has measured.
+    """Show what `gradwire bench`, `demo --json` or `simulate --sweep` has written.
 
     As text, or as what the options name; FILE may be - for standard output.
-    With OTHER, a later result, the two are compared cell by cell, and all else
-    is about OTHER.
+    With OTHER, a later result of bench or demo, the two are compared cell by
+    cell, and all else is about OTHER.
     """
     if euro_per_rank_hour is not None and not 0 < euro_per_rank_hour < float("inf"):
         raise CommandError(f"--euro-per-rank-hour {euro_per_rank_hour} is not above 0", exit_code=2)
     asked = {kind: target for kind, target in targets.items() if target}
-    _require_writable(asked, force=force)
+    _require_writable(asked, (result, other), force=force)
     read = report.read_result(result)
-    later = None if other is None else report.as_bench(report.read_result(other))
-    is_plain = later is None and euro_per_rank_hour is None
-    demo = read if isinstance(read, report.DemoResult) and is_plain else None
-    shown = _Shown(demo, report.as_bench(read), later, euro_per_rank_hour)
+    later = None if other is None else report.read_result(other)
+    renderers = _renderers(read, later, euro_per_rank_hour)
+    if refused := [f"--{kind}" for kind in asked if kind not in renderers]:
+        raise CommandError(f"{result} holds a sweep, which has no {', '.join(refused)}")
     if not asked:
-        _print(shown)
+        _print(renderers["text"]())
     for kind, target in asked.items():
-        text = _render(kind, shown).rstrip("\n") + "\n"
+        text = renderers[kind]().rstrip("\n") + "\n"
         if target == "-":
             click.echo(text, nl=False)
         else:
@@ -67,11 +63,42 @@ def command(
             click.echo(f"Written: {target}", err="-" in asked.values())
 
 
-def _require_writable(asked: dict[str, str], *, force: bool) -> None:
+def _renderers(
+    read: report.Result, later: report.Result | None, price: float | None
+) -> dict[str, Callable[[], Any]]:
+    """Return what draws a result, by kind of output; plain text is `"text"`."""
+    if isinstance(read, report.SweepResult) or isinstance(later, report.SweepResult):
+        if later is not None or price is not None:
+            raise CommandError(
+                "a sweep is shown by itself: its price is given to gradwire simulate, and it has "
+                "no OTHER to be compared with"
+            )
+        return {"text": partial(report.sweep_text, read), "html": partial(report.sweep_html, read)}
+    before, after = report.as_bench(read), later and report.as_bench(later)
+    kinds: dict[str, Callable[[], Any]] = {
+        "text": partial(report.bench_text, before, after, euro_per_rank_hour=price),
+        "html": partial(report.bench_html, before, after, euro_per_rank_hour=price),
+        "json": partial(report.bench_json, before, after, euro_per_rank_hour=price),
+        "csv": partial(report.bench_csv, after or before, euro_per_rank_hour=price),
+    }
+    if isinstance(read, report.DemoResult) and later is None and price is None:
+        kinds |= {
+            "text": partial(report.render_text, read),
+            "html": partial(report.render_html, read),
+        }
+    return kinds
+
+
+def _require_writable(
+    asked: dict[str, str], sources: Sequence[Path | None], *, force: bool
+) -> None:
     if list(asked.values()).count("-") > 1:
         raise CommandError("standard output cannot hold two outputs", exit_code=2)
     paths = [Path(target) for target in asked.values() if target != "-"]
     require_apart(*paths)
+    for source in filter(None, sources):
+        if source.resolve() in {path.resolve() for path in paths}:
+            raise CommandError(f"{source} is what the report is made from", exit_code=2)
     for path in paths:
         require_free(path, force=force)
     missing = [package for package in missing_extras() if package in _DRAWING]
@@ -79,22 +106,7 @@ def _require_writable(asked: dict[str, str], *, force: bool) -> None:
         raise CommandError(f"--html needs {', '.join(missing)}: pip install 'gradwire[demo]'")
 
 
-def _print(shown: _Shown) -> None:
+def _print(text: ConsoleRenderable) -> None:
     from rich.console import Console  # noqa: PLC0415 - keeps the start of the command line fast
 
-    demo, before, after, price = shown
-    if demo is not None:
-        Console().print(report.render_text(demo))
-    else:
-        Console().print(report.bench_text(before, after, euro_per_rank_hour=price))
-
-
-def _render(kind: str, shown: _Shown) -> str:
-    demo, before, after, price = shown
-    if kind == "csv":
-        return report.bench_csv(after or before, euro_per_rank_hour=price)
-    if kind == "json":
-        return report.bench_json(before, after, euro_per_rank_hour=price)
-    if demo is not None:
-        return report.render_html(demo)
-    return report.bench_html(before, after, euro_per_rank_hour=price)
+    Console().print(text)

@@ -98,14 +98,14 @@ def _modelled(text: str, options: dict[str, Any]) -> Workload:
     from gradwire.sim.catalogue import find_network  # noqa: PLC0415
     from gradwire.sim.catalogue.small import accel  # noqa: PLC0415
     from gradwire.sim.compute import find_device, workload  # noqa: PLC0415
+    from gradwire.units import parse_whole  # noqa: PLC0415
 
     name, _, batch = text.partition(":")
     if name == _ACCEL:
         return accel()
-    if batch and not batch.isdecimal():
-        raise CommandError(f"--network {text}: the batch size is no number", exit_code=2)
+    batch_size = parse_whole("--network's batch size", batch) if batch else 1
     device = find_device(options["device"])
-    return workload(find_network(name), device, int(batch or 1), options["dtype"])
+    return workload(find_network(name), device, batch_size, options["dtype"])
 
 
 def _hardware(options: dict[str, Any]) -> Hardware:

@@ -28,16 +28,17 @@ def parse_grid(options: Mapping[str, Any]) -> Grid:
 
     Raises:
         SpecError: A value that a grid or a unit refuses.
-        CommandError: A number of ranks that is no number.
     """
     from gradwire.sim.sweep import PLANS, RANKS, RATES_BYTES_PER_S, Grid  # noqa: PLC0415
-    from gradwire.units import parse_rate, parse_seconds  # noqa: PLC0415
+    from gradwire.units import parse_rate, parse_seconds, parse_whole  # noqa: PLC0415
 
     given = {**options}
     if not options["sweep"]:
         given |= {name: value for name, value in _ONE_POINT.items() if options[name] is None}
     return Grid(
-        tuple(map(_whole, _items(given["ranks"]))) if given["ranks"] is not None else RANKS,
+        tuple(parse_whole("--ranks", item) for item in _items(given["ranks"]))
+        if given["ranks"] is not None
+        else RANKS,
         tuple(map(parse_rate, _items(given["rate"])))
         if given["rate"] is not None
         else RATES_BYTES_PER_S,
@@ -52,12 +53,6 @@ def parse_grid(options: Mapping[str, Any]) -> Grid:
 
 def _items(text: str) -> tuple[str, ...]:
     return tuple(item.strip() for item in text.split(","))
-
-
-def _whole(text: str) -> int:
-    if not text.isdecimal():
-        raise CommandError(f"--ranks {text} is no number", exit_code=2)
-    return int(text)
 
 
 def run_sweep(

@@ -11,6 +11,7 @@ import contextlib
 import heapq
 import itertools
 import math
+import select
 import socket
 import struct
 import threading
@@ -37,6 +38,7 @@ _LEAST_BUFFER, _MOST_BUFFER = 1 << 14, 1 << 23
 _FORGET = 1.02
 """How fast a round trip may grow: most notes wait behind our own gradients."""
 
+_FEW_SEGMENTS = 1 << 13
 _UNSENT_BYTES = 1 << 15
 """Bytes that the kernel may hold ahead of what the network has taken."""
 
@@ -220,6 +222,7 @@ class Line:
 
     def _receive_packet(self, tag: int, offset: int, size: int, departed_s: float) -> None:
         box, place = self._inbox.place(tag, offset, size)
+        _await(self._socket, size)
         if not _receive_whole(self._socket, place):
             raise ConnectionError("connection closed by peer in the middle of a packet")
         self._arrive(departed_s, size)
@@ -266,6 +269,23 @@ def _send_whole(connection: socket.socket, header: bytes, data: memoryview) -> N
         sent = len(header)
     if sent - len(header) < len(data):
         connection.sendall(data[sent - len(header) :])
+
+
+def _await(connection: socket.socket, size: int) -> None:
+    """Wait until a packet has arrived as a whole, if it is longer than a few segments.
+
+    A thread that reads what there is wakes for each segment of TCP, and waking
+    costs more than the segment.
+    """
+    if size < _FEW_SEGMENTS:
+        return
+    poll = select.poll()
+    poll.register(connection, select.POLLIN)
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, size)
+    try:
+        poll.poll()
+    finally:
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, 1)
 
 
 def _receive_whole(connection: socket.socket, data: memoryview) -> bool:

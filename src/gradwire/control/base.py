@@ -37,7 +37,8 @@ class LayerStats:
     """One layer in one step; times count from the start of backward.
 
     A layer is what becomes due at once: the parameters of one module. Ranks
-    are combined by the worst: the latest `ready_s`, the earliest `due_s`.
+    are combined by the latest `ready_s`, the narrowest window after it, and the
+    shortest `wait_s`: what one rank alone waits for is another that is behind.
 
     Attributes:
         name: The layer's name, equal on every rank.
@@ -76,7 +77,8 @@ class NetworkStats:
         bandwidth_bytes_per_s: Measured payload rate of each rank's link.
         latency_s: From handing over a small message to its arrival.
         overlap_s: How long transfers ran under computation.
-        wait_s: How long computation was idle for gradients.
+        wait_s: How long computation was idle for gradients, on the rank that
+            waited least.
         step_s: From the start of one backward pass to the start of the next.
         relative_error: Norm of what was not sent over the norm of what was
             owed; 0 where nothing is lost.

@@ -7,6 +7,7 @@ from math import log2
 from typing import Literal, NamedTuple
 
 from gradwire.planner.bits import Demand, Option, hull
+from gradwire.planner.harm import harm
 from gradwire.spec import (
     AllReduce,
     Broadcast,
@@ -29,10 +30,7 @@ NORMAL_ERROR = 6.27
 SPARSE_DENSITY = 0.01
 _FLOAT_ERROR = {16: 2.8e-6 / NORMAL_ERROR, 32: 1e-15}
 _WITHOUT = {1: 8.5 / NORMAL_ERROR, 2: 1.44 / NORMAL_ERROR}
-_DELAYED = 0.04
-"""How much longer training takes for each squared number of steps that values are
-late on average; from the steps to a loss of signs and the sparse level on digits."""
-_MOST_SHARE = 0.99
+_STOCHASTIC, _NEAREST = 0.25, 0.125
 _PER_OCTAVE = 4
 """Shares are told apart in so many steps for each factor of 2."""
 
@@ -41,7 +39,7 @@ class Shares(NamedTuple):
     """Squared errors over the squared norm of a layer.
 
     Attributes:
-        stochastic: `A`; see `Losses`.
+        stochastic: `A`; see `Losses`. Of 3 bits and more.
         sign: Of 1 bit, with feedback.
         nearest: Of 2 bits, with feedback.
         sparse: Of the sparse level.
@@ -70,16 +68,16 @@ def codec(bits: int, *, feedback: bool) -> CodecSpec:
         return Float("bfloat16")
     if feedback and bits == 1:
         return Sign()
-    return Quantize(bits, rounding="nearest" if feedback and bits == 2 else "stochastic")  # noqa: PLR2004 - see _WITH_FEEDBACK
+    return Quantize(bits, rounding="nearest" if feedback else "stochastic")
 
 
 def share(bits: int | None, shares: Shares, *, feedback: bool) -> float:
     """Return the squared error of a level over the squared norm of the layer.
 
     `L = 2**(bits - 1) - 1` stochastic levels on each side of 0 lose a sixth of
-    the squared step, `A / (4 L**2)`. What the coarse ones lose with feedback
-    is measured; without, it is known of normal values, see
-    docs/explanation/codecs.md.
+    the squared step, `A / (4 L**2)`, the nearest ones half of that. What the
+    coarse ones lose with feedback is measured; without, it is known of normal
+    values, see docs/explanation/codecs.md.
 
     Example:
         >>> share(4, Shares(), feedback=True) < share(2, Shares(), feedback=True)
@@ -91,34 +89,10 @@ def share(bits: int | None, shares: Shares, *, feedback: bool) -> float:
         return shares.sign if bits == 1 else shares.nearest
     if bits in _FLOAT_ERROR:
         return shares.stochastic * _FLOAT_ERROR[bits]
-    special = None if feedback else _WITHOUT.get(bits)
-    return shares.stochastic * (special or 0.25 / (2 ** (bits - 1) - 1) ** 2)
-
-
-def harm(lost: float, *, feedback: bool) -> float:
-    """Return how much longer training takes for a squared error, as a share of it.
-
-    Without feedback the error is noise, which adds to that of the batches.
-    With feedback nothing is lost, only late: of what is owed a share `lost`
-    waits for the next step, so values are late by `lost / (1 - lost)` steps
-    on average, and theory has the square of that.
-
-    Args:
-        lost: Squared error over squared norm, in one step.
-        feedback: Whether it is owed in the next step.
-
-    Source:
-        Square of the delay: Karimireddy et al., "Error Feedback Fixes SignSGD"
-        (ICML 2019), theorem II. The constant: docs/explanation/aqgb.md.
-
-    Example:
-        >>> harm(0.2, feedback=True) < 0.01 < harm(0.8, feedback=True)
-        True
-    """
-    if not feedback:
-        return lost
-    lost = min(lost, _MOST_SHARE)
-    return _DELAYED * (lost / (1 - lost)) ** 2
+    if not feedback and bits in _WITHOUT:
+        return shares.stochastic * _WITHOUT[bits]
+    step = _NEAREST if feedback else _STOCHASTIC
+    return shares.stochastic * step / (2 ** (bits - 1) - 1) ** 2
 
 
 def reducer(

@@ -13,6 +13,9 @@ from gradwire.control.levels import NORMAL_ERROR, Shares
 
 JUMP = 0.2
 """A bandwidth that moves by more than this is believed at once."""
+_RATES = 2
+"""A rate is the least of so many: one alone may be a burst into a queue's free room,
+and a fall must be believed at once."""
 _SETTLED = 2
 """Steps after a plan that were under way before it: ranks agree while they go on."""
 _STEPS = 5
@@ -30,8 +33,7 @@ under it, in what it leaves behind, and the plan must not swing between two leve
 class _Layer(NamedTuple):
     """What a step showed of one layer, or the medians of some."""
 
-    ready_s: float
-    due_s: float
+    window_s: float
     codec_s: float
     square: float
 
@@ -74,6 +76,7 @@ class Measured:
         self._layers: list[_Layer] = []
         self._recent: deque[tuple[list[_Layer], tuple[float, float, float]]] = deque(maxlen=_STEPS)
         self._waits: list[Waits] = []
+        self._rates: deque[tuple[float, ...]] = deque(maxlen=_RATES)
 
     @property
     def squares(self) -> tuple[float, ...]:
@@ -83,9 +86,12 @@ class Measured:
     def add(self, layers: Sequence[LayerStats], network: NetworkStats) -> None:
         """Take in one step."""
         names = tuple(layer.name for layer in layers)
-        new = [_Layer(x.ready_s, x.due_s, x.codec_s, _square(x.losses)) for x in layers]
+        new = [_Layer(x.window_s, x.codec_s, _square(x.losses)) for x in layers]
         shares = tuple(_shares(x.losses) for x in layers)
-        rates = network.bandwidth_bytes_per_s
+        if len(network.bandwidth_bytes_per_s) != len(self.bandwidth):
+            self._rates.clear()
+        self._rates.append(network.bandwidth_bytes_per_s)
+        rates = tuple(map(min, zip(*self._rates, strict=True)))
         if names != self.names or len(rates) != len(self.bandwidth):
             self.names, self.bandwidth = names, rates
             self.shares, self.count = shares, 1
@@ -122,18 +128,18 @@ class Measured:
     def budgets(self, rate: float, rounds: int) -> list[int]:
         """Return the bytes that fit into each layer's window.
 
-        Windows are made nested, to the safe side: a layer in front is ready no
-        earlier than one behind it, and one behind due no earlier.
+        Windows are made nested, to the safe side: one in front is no wider than
+        one behind it.
 
         Args:
             rate: Bytes per second.
             rounds: Trips one after the other that an exchange takes.
         """
-        ready = list(accumulate((m.ready_s for m in reversed(self._layers)), max))[::-1]
-        due = list(accumulate((m.due_s for m in reversed(self._layers)), min))[::-1]
+        behind = accumulate((m.window_s for m in reversed(self._layers)), min)
+        windows = list(behind)[::-1]
         late = rounds * self._latency_s
         codec = (m.codec_s for m in self._layers)
-        return [int(rate * (d - r - late - c)) for r, d, c in zip(ready, due, codec, strict=True)]
+        return [int(rate * (w - late - c)) for w, c in zip(windows, codec, strict=True)]
 
 
 def _follow(old: float, new: float) -> float:

@@ -12,7 +12,6 @@ from gradwire.control.levels import (
     bf16_bytes,
     codec,
     demand,
-    harm,
     reducer,
 )
 from gradwire.control.measured import JUMP, Measured
@@ -20,6 +19,7 @@ from gradwire.control.progress import Schedule, schedule_of
 from gradwire.errors import SpecError
 from gradwire.planner.bits import Allocation, Demand, solve
 from gradwire.planner.greedy import excess
+from gradwire.planner.harm import harm
 from gradwire.spec import Broadcast, CodecSpec, ReducerSpec, Sparse
 from gradwire.spec.adaptive import LEVELS, Adaptive
 
@@ -30,6 +30,7 @@ _WAIT_HIGH, _WAIT_LOW = 0.02, 0.005
 _BUSY = 0.95
 _LESS, _MORE = 0.85, 1.01
 _MARGINS = (0.4, 1.0)
+_MOST_STRICT = 0.25
 _EARLY = (1, 2, 4, 8)  # the first plans know little
 _PAYS = 0.02
 """A change must lower the time to a loss by this part."""
@@ -95,6 +96,7 @@ class OverlapController:
         self._reducers: dict[str, ReducerSpec] = {}
         self._solved: tuple[int, tuple[float, ...], tuple[str, ...]] | None = None
         self._margin = 1.0
+        self._strictness = 1.0
 
     def update(
         self, step: int, layers: Sequence[LayerStats], network: NetworkStats
@@ -124,7 +126,8 @@ class OverlapController:
             for least in self._floors(floor)
             if least == floor or self._is_below_bf16(way, least, network.world_size)
         ]
-        best = min(tried, key=self._time)
+        fine = [d for d in tried if self._is_fine(d)] or [min(tried, key=lambda d: d.error)]
+        best = min(fine, key=self._time)
         now = self.decision
         is_kept = now is not None and now.floor == floor and self._keeps(best, network.world_size)
         if is_kept:
@@ -140,18 +143,25 @@ class OverlapController:
         """Ask the schedule, once the present plan has shown its error."""
         if self.decision is not None and self._measured.waits() is None:
             return self.decision.floor
+        self._learn_from_error()
         return self._schedule.floor(step, self._measured.relative_error)
 
     def _is_due(self, step: int) -> bool:
         if self._solved is None:
             return True
-        last, rates, names = self._solved
+        last, _, names = self._solved
         measured = self._measured
-        pairs = zip(rates, measured.bandwidth, strict=True)
-        has_moved = any(abs(now - then) > JUMP * then for then, now in pairs)
-        if names != measured.names or has_moved or measured.count in _EARLY:
+        if names != measured.names or self._has_moved() or measured.count in _EARLY:
             return True
         return self._unforeseen() > _WAIT_HIGH or step - last >= self.settings.every
+
+    def _has_moved(self) -> bool:
+        """Whether a link is no longer what the present plan was solved for."""
+        rates = self._solved[1] if self._solved else ()
+        if len(rates) != len(self._measured.bandwidth):
+            return False
+        pairs = zip(rates, self._measured.bandwidth, strict=True)
+        return any(abs(now - then) > JUMP * then for then, now in pairs)
 
     def _unforeseen(self) -> float:
         """Return the share of the step that was waited against expectation, 0 before it shows.
@@ -168,11 +178,22 @@ class OverlapController:
         waits = self._measured.waits()
         if waits is None:
             return
+        if self._has_moved():  # that explains them
+            self._measured.forget_waits()
+            return
         if (unforeseen := self._unforeseen()) > _WAIT_HIGH:
             self._margin = max(_MARGINS[0], self._margin * _LESS)
         elif unforeseen < _WAIT_LOW and waits.overlap_s < _BUSY * self._measured.step_s:
             self._margin = min(_MARGINS[1], self._margin * _MORE)
         self._measured.forget_waits()
+
+    def _learn_from_error(self) -> None:
+        """Ask less of plans where more is lost than was expected of them."""
+        bound, found = self.settings.error_bound, self._measured.relative_error
+        if found > bound:
+            self._strictness = max(_MOST_STRICT, self._strictness * bound / found)
+        else:
+            self._strictness = min(1.0, self._strictness * _MORE)
 
     def _exchanges(self, floor: int, world_size: int) -> list[Exchange]:
         """Return what may be used; broadcast only where it moves less than bfloat16."""
@@ -244,9 +265,17 @@ class OverlapController:
         rate *= self._margin
         budgets = self._measured.budgets(rate, _ROUNDS[exchange])
         worth = self._square() / max(self._measured.compute_s, 1e-9) / rate
-        bound = harm(self.settings.error_bound**2, feedback=self.settings.feedback)
-        most_error = bound * _LOSSES[exchange] * self._square()
-        return solve(demands, budgets, worth, most_error, self._weights(exchange))
+        return solve(demands, budgets, worth, self._most_error(), self._weights(exchange))
+
+    def _most_error(self) -> float:
+        """Return the error of all layers that the bound stands for."""
+        bound = (self.settings.error_bound * self._strictness) ** 2
+        return harm(bound, feedback=self.settings.feedback) * self._square()
+
+    def _is_fine(self, decision: Decision) -> bool:
+        """Whether a decision keeps the bound, where floors do not go by other rules."""
+        is_bounded = self.settings.schedule == "error_bounded"
+        return not is_bounded or decision.error <= self._most_error()
 
     def _square(self) -> float:
         """Return the squared norm of what all layers owe."""
@@ -282,7 +311,8 @@ class OverlapController:
             lost = sum(o.error * w for o, w in zip(chosen, weights, strict=True))
             error += lost / len(rates)
         same = Decision(now.exchange, now.bits, now.floor, stall_s, error, self._margin)
-        if self._time(same) > (1 + _PAYS) * self._time(best):
+        is_worse = self._is_fine(best) and not self._is_fine(same)
+        if is_worse or self._time(same) > (1 + _PAYS) * self._time(best):
             return False
         return same.error <= _FINER * best.error or self._time(best) > self._time(same)
 

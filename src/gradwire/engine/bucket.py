@@ -34,6 +34,17 @@ _SAMPLE = 4096
 """Values of a parameter that error statistics look at."""
 
 
+def place_of(step: int, index: int, names: Sequence[str]) -> str:
+    """Say which bucket of which step it is, and some of its parameters.
+
+    Example:
+        >>> place_of(3, 0, ("bias", "weight"))
+        'step 3, bucket 0 (bias, weight)'
+    """
+    more = ", ..." if len(names) > _SHOWN_NAMES else ""
+    return f"step {step}, bucket {index} ({', '.join(names[:_SHOWN_NAMES])}{more})"
+
+
 class Bucket:
     """A bucket as whoever handed it over knows it.
 
@@ -60,9 +71,7 @@ class Bucket:
         self._is_settled = False
 
     def __str__(self) -> str:
-        more = ", ..." if len(self.names) > _SHOWN_NAMES else ""
-        shown = ", ".join(self.names[:_SHOWN_NAMES]) + more
-        return f"step {self.step}, bucket {self.index} ({shown})"
+        return place_of(self.step, self.index, self.names)
 
     def settle(self, mean: Tensor | None, error: BaseException | None) -> None:
         """Tell them the outcome; the first one counts, as one bucket can fail twice."""

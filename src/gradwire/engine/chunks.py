@@ -13,8 +13,9 @@ from gradwire.codecs.base import Segment, Segments
 from gradwire.reduce.base import Part, Slot
 from gradwire.spec import AllReduce, Broadcast, Entry, ReducerSpec, Sparse, TwoPhase
 
-CHUNK_NUMEL = 1 << 19
-"""Values in a piece: some milliseconds of encoding, and far more bytes than a packet."""
+CHUNK_NUMEL = 1 << 20
+"""Values in a piece: some milliseconds of encoding. Each costs as many wake-ups of threads as
+there are ranks, so that smaller ones take more time of a core than they hide."""
 
 
 def cut(spec: ReducerSpec, part: Part, numel: int = CHUNK_NUMEL) -> tuple[Part, ...]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import time
 import weakref
 from collections import deque
@@ -76,7 +77,7 @@ class Overlap:
             table,
             self._worker,
             mailbox,
-            measure_always=settings.controller is not None,
+            is_controlled=settings.controller is not None,
         )
         self._step = 0
         self._is_open = self._is_accumulating = self._is_forward = False
@@ -87,9 +88,9 @@ class Overlap:
         self._recent: deque[tuple[OverlapStep, Timeline]] = deque(maxlen=_RECENT_STEPS)
         self._guard = Guard(mailbox)
         self._clip = Clip(settings.clip_by_last_norm, self._guard)
-        self._talk = Talk(mailbox, self._worker, table, settings.controller)
-        under_way = self._sender.under_way
-        self._closer = weakref.finalize(self, _close, self._worker, mailbox, under_way)
+        self._talk = Talk(mailbox, self._worker, table, settings.controller, self._guard)
+        under_way, self._pid = self._sender.under_way, os.getpid()
+        self._closer = weakref.finalize(self, _close, self._pid, self._worker, mailbox, under_way)
 
     @property
     def rank(self) -> int:
@@ -138,7 +139,8 @@ class Overlap:
                 raise SpecError(
                     f"gradient of {name}",
                     "accumulated twice",
-                    "allowed: wrap all backward passes but the last in `with step.accumulate():`",
+                    "allowed: wrap all backward passes but the last in `with step.accumulate():`;"
+                    " to repeat one on all ranks, call zero_grad(set_to_none=True) before",
                 )
             self._drop(layer.turn)
         turn = layer.turn or self._begin(layer)
@@ -295,7 +297,8 @@ class Overlap:
 
     def close(self) -> None:
         """Finish what is under way, stop the threads and disconnect. Can be called twice."""
-        if self._closer.alive and self._guard.failure is None:
+        is_usable = self._closer.alive and self._guard.failure is None
+        if is_usable and os.getpid() == self._pid:
             with contextlib.suppress(GradwireError):  # whoever trains was told before
                 self.synchronize()
         self._closer()
@@ -307,9 +310,11 @@ class Overlap:
         )
 
     def _check_usable(self) -> None:
+        if os.getpid() != self._pid:
+            raise SpecError("overlap", "used in a forked process", "used where it was made")
+        self._guard.check()
         if not self._closer.alive:
             raise SpecError("overlap", "closed", "open; call gradwire.overlap anew")
-        self._guard.check()
 
     def _refuse_changes(self, layers: Sequence[Layer]) -> None:
         """Refuse gradients that were clipped or scaled here: they are on their way already."""
@@ -336,7 +341,7 @@ class Overlap:
             self._recent.append((step, line))
             self._talk.last_step = step
             for turn in record.turns:
-                if turn.exchange is not None:
+                if turn.exchange is not None and turn.exchange.measured.losses is not None:
                     self._losses[turn.layer.index] = turn.exchange.measured.losses
             if self._settings.on_step is not None:
                 self._settings.on_step(step)
@@ -381,7 +386,7 @@ class Overlap:
 
     def _apply(self, turn: Turn, record: StepRecord | None = None) -> None:
         """Wait for a gradient and update the layer with it."""
-        self._guard.check()
+        self._check_usable()
         layer, groups = turn.layer, turn.groups
         assert turn.exchange is not None, "marked turns have one"
         assert groups is not None, "as above"
@@ -408,7 +413,9 @@ class Overlap:
             self._updaters[layer.optimizer].update(groups, parameters, gradients)
 
 
-def _close(worker: Worker, mailbox: RankedMailbox, under_way: set[Future[None]]) -> None:
+def _close(pid: int, worker: Worker, mailbox: RankedMailbox, under_way: set[Future[None]]) -> None:
+    if os.getpid() != pid:
+        return  # a forked child has neither the threads nor a say
     wait(tuple(under_way), _DRAIN_S)  # the other ranks may need our part of it
     mailbox.close()  # what the worker still waits for then has an outcome
     worker.close()

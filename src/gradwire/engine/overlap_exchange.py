@@ -50,12 +50,13 @@ class Measured:
 
     Attributes:
         norm: Norm of the mean.
-        losses: What rounding it would lose; estimated from a sample.
+        losses: What rounding it would lose, estimated from a sample; None where
+            that was left out.
         kept_square: Squared norm of what is owed still, of that sample.
     """
 
     norm: float = 0.0
-    losses: Losses = NO_LOSSES
+    losses: Losses | None = None
     kept_square: float = 0.0
 
 
@@ -137,11 +138,17 @@ class LayerExchange:
             self._own(slot).add_(self._residual(slot))
             self._residual(slot).zero_()
         if self._is_measured:
-            for slot in self.scheme.owing:
-                blocks = _sample(self._own(slot)) + _sample(self._residual(slot))
-                scale = slot.entry.numel / max(1, blocks.numel())
-                pairs = zip(self.measured.losses, _losses(blocks), strict=True)
-                self.measured.losses = Losses(*(old + scale * new for old, new in pairs))
+            self.measured.losses = self._estimate()
+
+    def _estimate(self) -> Losses:
+        """Return what rounding would lose of all parameters with feedback."""
+        total = NO_LOSSES
+        for slot in self.scheme.owing:
+            blocks = _sample(self._own(slot)) + _sample(self._residual(slot))
+            scale = slot.entry.numel / max(1, blocks.numel())
+            pairs = zip(total, _losses(blocks), strict=True)
+            total = Losses(*(old + scale * new for old, new in pairs))
+        return total
 
     def _reduce(self, reducer: Reducer, part: Part, channel: Channel) -> Steps[None]:
         x, mean = self._values, self._mean

@@ -17,10 +17,15 @@ class Guard:
 
     Args:
         mailbox: Broken off where waiting fails, so that the others notice.
+
+    Attributes:
+        failure: What went wrong first.
+        mismatch: What the ranks were found to differ in, by another thread.
     """
 
     def __init__(self, mailbox: RankedMailbox) -> None:
         self.failure: str | None = None
+        self.mismatch: RankMismatchError | None = None
         self._mailbox = mailbox
 
     def check(self) -> None:
@@ -29,6 +34,9 @@ class Guard:
         Raises:
             CollectiveError: There was one.
         """
+        if self.failure is None and self.mismatch is not None:
+            self.failure = str(self.mismatch)
+            raise copy.copy(self.mismatch)
         if self.failure is not None:
             raise CollectiveError("overlap", self._mailbox.rank, f"already broken: {self.failure}")
 
@@ -40,7 +48,8 @@ class Guard:
         """
         try:
             return done.result(self._mailbox.timeout_s)
-        except Exception as error:
+        except Exception as told_error:
+            error = self.mismatch or told_error  # what follows from it may be told first
             limit = f"nothing came within {self._mailbox.timeout_s:g} s"
             detail = f"{what}: {limit if isinstance(error, TimeoutError) else error}"
             self.failure = self.failure or detail
@@ -49,5 +58,5 @@ class Guard:
             if isinstance(error, CollectiveError):
                 told = copy.copy(error)  # others may wait for the same future
                 told.args = (f"{what}: {error}",)
-                raise told from error
-            raise CollectiveError("overlap", self._mailbox.rank, detail) from error
+                raise told from told_error
+            raise CollectiveError("overlap", self._mailbox.rank, detail) from told_error

@@ -1,7 +1,7 @@
 """Notes of one step: what ranks tell each other at every step, in the background.
 
 A note says which parameters had a gradient, in which order layers were used,
-and what was measured.
+which backward passes were repeated, and what was measured.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from gradwire.comm.base import Collective, Rates, Steps
 from gradwire.control.base import LayerStats, Losses, NetworkStats
 from gradwire.engine.overlap_layers import Layer
 from gradwire.engine.overlap_stats import OverlapStep
+from gradwire.errors import RankMismatchError
 
 _LAYER_FIELDS = ("ready_s", "due_s", "wait_s", "codec_s")
 _NETWORK_FIELDS = 6
@@ -34,7 +35,8 @@ class Shape:
     @property
     def numel(self) -> int:
         """Values of a note."""
-        return self.parameters + self.layers * (1 + _LOSSES + len(_LAYER_FIELDS)) + _NETWORK_FIELDS
+        of_layers = 1 + _LOSSES + len(_LAYER_FIELDS) + 1
+        return self.parameters + self.layers * of_layers + _NETWORK_FIELDS
 
 
 class Note:
@@ -64,6 +66,24 @@ class Note:
         else:
             self.done.set_result(None)
 
+    def compare_repeats(self, step: int, layers: Sequence[Layer], rank: int) -> None:
+        """Make sure that no rank has repeated a backward pass alone: its gradients meet no others.
+
+        Raises:
+            RankMismatchError: One has.
+        """
+        dropped = self._section(1 + _LOSSES + len(_LAYER_FIELDS))
+        differs = (dropped != dropped[0]).any(dim=0)
+        if not bool(differs.any()):
+            return
+        layer = layers[int(differs.nonzero()[0])]
+        counts = {r: int(n) for r, n in enumerate(dropped[:, layer.index].tolist())}
+        detail = (
+            f"step {step}, layer {layer.name} ({', '.join(layer.names)}): ranks have repeated"
+            f" unlike numbers of backward passes: {counts}; repeat one on every rank, or on none"
+        )
+        raise RankMismatchError("overlap", rank, detail, {r: str(n) for r, n in counts.items()})
+
     def used(self, layer: Layer) -> list[bool]:
         """Return for each parameter of a layer whether any rank had a gradient."""
         start = self._starts[layer.index]
@@ -77,14 +97,14 @@ class Note:
         return sorted(range(self._shape.layers), key=lambda i: (places[i], i))
 
     def layers(self, layers: Sequence[Layer]) -> list[LayerStats]:
-        """Return what was measured of layers, the worst over ranks, in rank 0's order."""
+        """Return what was measured of layers, combined over ranks, in rank 0's order."""
         lost = [self._section(1 + i).double().mean(0).tolist() for i in range(_LOSSES)]
         times = (self._section(1 + _LOSSES + i) for i in range(len(_LAYER_FIELDS)))
         ready, due, wait, codec = times
         columns = zip(
             ready.amax(0).tolist(),
-            due.amin(0).tolist(),
-            wait.amax(0).tolist(),
+            (ready.amax(0) + (due - ready).amin(0)).tolist(),
+            wait.amin(0).tolist(),
             (Losses(*values) for values in zip(*lost, strict=True)),
             codec.amax(0).tolist(),
             strict=True,
@@ -106,7 +126,7 @@ class Note:
             bandwidth_bytes_per_s=tuple(bandwidth.tolist()),
             latency_s=float(latency.max()),
             overlap_s=float(overlap.min()),
-            wait_s=float(wait.max()),
+            wait_s=float(wait.min()),
             step_s=float(step.max()),
             relative_error=float(error.max()),
         )
@@ -135,9 +155,9 @@ def write(
         shape: Sizes of the sections.
     """
     count = shape.layers
-    places = torch.full((count,), float(count))
+    places, dropped = torch.full((count,), float(count)), torch.zeros(count)
     for place, layer in enumerate(order):
-        places[layer.index] = place
+        places[layer.index], dropped[layer.index] = place, layer.dropped
     times = torch.zeros(len(_LAYER_FIELDS), count)
     network = [math.nan] * _NETWORK_FIELDS
     if step is not None:
@@ -157,5 +177,5 @@ def write(
         ]
     flags = torch.tensor(used, dtype=torch.float32)
     lost = torch.tensor(losses).T.reshape(-1)
-    sections = [flags, places, lost, times.view(-1), torch.tensor(network)]
+    sections = [flags, places, lost, times.view(-1), dropped, torch.tensor(network)]
     return torch.cat([s.to(torch.float32) for s in sections])

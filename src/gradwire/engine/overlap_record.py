@@ -99,7 +99,7 @@ class StepRecord:
         """Return the step's numbers, with its layers in order of use."""
         turns = {turn.layer.index: turn for turn in self.turns}
         measured = [t.exchange.measured for t in self.turns if t.exchange is not None]
-        owed = sum(m.losses.square for m in measured)
+        owed = sum(m.losses.square for m in measured if m.losses is not None)
         kept = sum(m.kept_square for m in measured)
         return OverlapStep(
             step=self.step,

@@ -21,6 +21,9 @@ from gradwire.plan import Plan
 from gradwire.spec import ReducerSpec, reducer_from_dict, to_dict
 
 _MEASURED_EVERY = 10
+_FOLLOWED_EVERY = 4
+"""Turns between two estimates of errors, without a controller and with one: an estimate
+takes as long as encoding does, and errors change over tens of steps."""
 _ATTEMPTS = 8
 
 
@@ -38,7 +41,7 @@ class Sender:
         table: The layers.
         worker: What runs exchanges.
         mailbox: Connects the ranks.
-        measure_always: Whether to estimate errors at every step.
+        is_controlled: Whether a controller asks for errors.
     """
 
     def __init__(
@@ -48,7 +51,7 @@ class Sender:
         worker: Worker,
         mailbox: RankedMailbox,
         *,
-        measure_always: bool,
+        is_controlled: bool,
     ) -> None:
         parameters = table.parameters
         assignments = plan.assign(parameters, mailbox.world_size)
@@ -60,7 +63,7 @@ class Sender:
         self._layers = table.layers
         self._worker = worker
         self._mailbox = mailbox
-        self._measure_always = measure_always
+        self._measured_every = _FOLLOWED_EVERY if is_controlled else _MEASURED_EVERY
         offsets = self.feedback.offsets
         self._schemes = Schemes(parameters, assignments, offsets, mailbox.world_size)
         self._scratch = Scratch()
@@ -75,7 +78,7 @@ class Sender:
             Key(self._plan.seed, turn.number, self._mailbox.rank),
             self.feedback.state,
             [name for name, used in zip(layer.names, turn.used, strict=True) if not used],
-            is_measured=self._measure_always or turn.number % _MEASURED_EVERY == 1,
+            is_measured=turn.number == 0 or turn.number % self._measured_every == 1,
         )
         self.track(turn.exchange.done)
         place = float(self._places[layer.index])

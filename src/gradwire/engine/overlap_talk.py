@@ -10,17 +10,22 @@ from __future__ import annotations
 import itertools
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
+from dataclasses import replace
 from typing import NamedTuple
+
+from torch import Tensor
 
 from gradwire.comm.base import RankedMailbox, Steps
 from gradwire.comm.channel import Channel
 from gradwire.control.base import Controller, Losses
 from gradwire.engine.checks import check_replicas, check_steps
+from gradwire.engine.overlap_guard import Guard
 from gradwire.engine.overlap_layers import Layer, LayerTable
 from gradwire.engine.overlap_notes import Note, Shape, write
 from gradwire.engine.overlap_stats import OverlapStep
 from gradwire.engine.overlap_turn import Turn
 from gradwire.engine.worker import Worker
+from gradwire.errors import RankMismatchError
 from gradwire.spec import ReducerSpec
 
 DELAY = 2
@@ -28,6 +33,8 @@ _NOTES, _CHECKS = 1 << 50, 1 << 51
 """First channels of notes and checks; layers use those below."""
 
 _PRIORITY = -1.0
+_IDLE = float("inf")
+"""Priority of decisions: not needed before the step after next begins."""
 
 
 class Agreed(NamedTuple):
@@ -50,6 +57,7 @@ class Talk:
         worker: What runs exchanges.
         table: The layers.
         controller: Decides on reducers, or None.
+        guard: Told where ranks differ.
     """
 
     def __init__(
@@ -58,17 +66,20 @@ class Talk:
         worker: Worker,
         table: LayerTable,
         controller: Controller | None,
+        guard: Guard,
     ) -> None:
         self.last_step: OverlapStep | None = None
         self._mailbox = mailbox
         self._worker = worker
         self._layers = table.layers
         self._controller = controller
+        self._guard = guard
         counts = [len(layer.parameters) for layer in table.layers]
         self._starts = [0, *itertools.accumulate(counts)][:-1]
         self._shape = Shape(sum(counts), len(counts))
         self._agreed: dict[int, Future[Agreed]] = {}
         self._has_counted = False
+        self._error = 0.0
 
     def send(
         self, step: int, turns: Sequence[Turn], order: Sequence[Layer], losses: Sequence[Losses]
@@ -79,26 +90,48 @@ class Talk:
             start = self._starts[turn.layer.index]
             used[start : start + len(turn.used)] = turn.used
         self._mailbox.ping()
-        measured, rates = self.last_step, self._mailbox.rates()
+        measured, rates = self._latest(), self._mailbox.rates()
         mine = write(used, order, losses, measured, rates, self._shape)
         note = Note(self._shape, self._starts, self._mailbox.world_size)
         agreed: Future[Agreed] = Future()
         self._agreed[step] = agreed
         number = -1 if measured is None else measured.step
 
+        def settle() -> Steps[None]:
+            yield from ()
+            agreed.set_result(Agreed(note.order(), self._decide(number, note)))
+
+        def fail(error: BaseException | None) -> None:
+            if error is not None:
+                agreed.set_exception(error)
+
         def finish(error: BaseException | None) -> None:
             note.finish(error)
             if error is not None:
-                agreed.set_exception(error)
-                return
-            try:
-                agreed.set_result(Agreed(note.order(), self._decide(number, note)))
-            except Exception as failure:  # noqa: BLE001 - reaches whoever waits
-                agreed.set_exception(failure)
+                if isinstance(error, RankMismatchError):
+                    self._guard.mismatch = error
+                    for turn in turns:
+                        turn.give_up(error)
+                fail(error)
+            else:
+                self._worker.submit(settle(), fail, _IDLE)
 
         channel = Channel(self._mailbox.at(_PRIORITY), _NOTES + step)
-        self._worker.submit(note.exchange(mine, channel), finish, _PRIORITY)
+        self._worker.submit(self._exchange(step, note, mine, channel), finish, _PRIORITY)
         return note
+
+    def _exchange(self, step: int, note: Note, mine: Tensor, channel: Channel) -> Steps[None]:
+        yield from note.exchange(mine, channel)
+        note.compare_repeats(step, self._layers, self._mailbox.rank)
+
+    def _latest(self) -> OverlapStep | None:
+        """Return the latest whole step, with the latest error that was estimated."""
+        step = self.last_step
+        if step is None:
+            return None
+        if step.relative_error is not None:
+            self._error = step.relative_error
+        return replace(step, relative_error=self._error)
 
     def _decide(self, step: int, note: Note) -> Mapping[str, ReducerSpec]:
         network = note.network() if self._controller is not None else None

@@ -81,6 +81,11 @@ class Turn:
             else:
                 self.layer.views[i].zero_()
 
+    def give_up(self, error: Exception) -> None:
+        """Wait no longer for what other ranks do not send; on the worker's thread only."""
+        if self.exchange is not None and not self.exchange.done.done():
+            self.exchange.done.set_exception(error)
+
     def changed(self) -> str | None:
         """Return a parameter whose gradient the user has changed since, if any.
 

@@ -244,6 +244,11 @@ class Synchronizer:
         self._history.add(step)
 
     @property
+    def steps_done(self) -> int:
+        """Number of backward passes so far, or of the one under way."""
+        return self._steps_done
+
+    @property
     def begins_step(self) -> bool:
         """Whether the next bucket will be the first of its backward pass."""
         return self._current is None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ from accelerate import Accelerator
 from accelerate.utils import DistributedDataParallelKwargs
 
 from gradwire.engine.synchronizer import Synchronizer
+from gradwire.errors import SpecError
 from gradwire.integrations.attach import attach as attach_model
 from gradwire.integrations.checkpoint import load_rank, save_rank
 from gradwire.plan import Plan
@@ -35,22 +37,32 @@ def attach(
         from now on, a file for each rank.
     """
     sync = attach_model(model, plan, **options)
-    accelerator.register_save_state_pre_hook(lambda _models, _weights, to: _save(sync, to))
-    accelerator.register_load_state_pre_hook(lambda _models, source: load_rank(sync, source))
+    _carry(accelerator, lambda: sync)
     return sync
 
 
-def _save(sync: Synchronizer, folder: str) -> None:
-    save_rank(sync, folder)
+def _carry(accelerator: Accelerator, handle: Callable[[], Synchronizer | None]) -> None:
+    """Have `save_state` and `load_state` carry what the handle of then owes."""
+
+    def save(_models: object, _weights: object, folder: str) -> None:
+        if sync := handle():
+            save_rank(sync, folder)
+
+    def load(_models: object, folder: str) -> None:
+        if sync := handle():
+            load_rank(sync, folder)
+
+    accelerator.register_save_state_pre_hook(save)
+    accelerator.register_load_state_pre_hook(load)
 
 
 @dataclass
 class GradwireHandler(DistributedDataParallelKwargs):
     """DDP's options, and gradwire attached as soon as the model is prepared.
 
-    Accelerate looks handlers up by their exact class, so this one is set, not
-    passed: `accelerator.ddp_handler = GradwireHandler(plan="int6")` before
-    `prepare`. It takes all options of `DistributedDataParallelKwargs`.
+    Accelerate looks handlers up by their exact class, so this one is not passed
+    to it but added: `GradwireHandler(plan="int6", bucket_cap_mb=5).add_to(accelerator)`
+    before `prepare`. It takes all options of `DistributedDataParallelKwargs`.
 
     Attributes:
         plan: See `gradwire.attach`.
@@ -61,6 +73,11 @@ class GradwireHandler(DistributedDataParallelKwargs):
     plan: Plan | ReducerSpec | str | Path | None = None
     options: dict[str, Any] = field(default_factory=dict)
     sync: Synchronizer | None = field(default=None, init=False)
+
+    def add_to(self, accelerator: Accelerator) -> None:
+        """Attach to the model that it prepares, and have its checkpoints carry what is owed."""
+        accelerator.ddp_handler = self
+        _carry(accelerator, lambda: self.sync)
 
     def to_dict(self, ignore_keys: tuple[str, ...] = ()) -> dict[str, Any]:
         """Return what DDP itself takes."""
@@ -74,5 +91,11 @@ class GradwireHandler(DistributedDataParallelKwargs):
         return {k: v for k, v in self.to_dict().items() if default[k] != v}
 
     def register_comm_hook(self, model: object) -> None:
-        """Attach; Accelerate calls it with the wrapped model."""
+        """Attach; Accelerate calls it with the wrapped model.
+
+        Raises:
+            SpecError: It is the second model.
+        """
+        if self.sync is not None:
+            raise SpecError("models of a GradwireHandler", 2, "1: use attach for each")
         self.sync = attach_model(model, self.plan, **self.options)

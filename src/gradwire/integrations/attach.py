@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
 from gradwire.comm.shaped import Link
@@ -18,14 +17,13 @@ from gradwire.plan import Plan
 from gradwire.spec import Auto, ReducerSpec
 
 
-def attach(  # noqa: PLR0913 - all but the first two by keyword
+def attach(
     model: object,
     plan: Plan | ReducerSpec | Auto | str | Path | None = None,
     *,
     link: Link | None = None,
     check_every: int = 0,
     on_step: Callable[[StepStats], None] | None = None,
-    replicate: dist.ProcessGroup | DeviceMesh | None = None,
     parameters: str | None = None,
     mesh: DeviceMesh | None = None,
 ) -> Synchronizer:
@@ -36,9 +34,9 @@ def attach(  # noqa: PLR0913 - all but the first two by keyword
     (`delay_all_reduce_named_params`) are left to it.
 
     Of a `fully_shard`ed model gradients travel encoded to the owners of their
-    shards; with `replicate`, sharding stays as it is, and what is encoded is
-    the exchange between ranks that hold the same shards, as those of several
-    nodes.
+    shards; on a mesh of two dimensions (HSDP), sharding stays as it is, and
+    what is encoded is the all-reduce between ranks that hold the same shard,
+    as those of several nodes.
 
     Args:
         model: A DDP model, or an object with exactly one inside (compiled, or
@@ -57,8 +55,6 @@ def attach(  # noqa: PLR0913 - all but the first two by keyword
         check_every: Every so many steps verify that nothing is lost and that
             all ranks hold the same parameters; 0 for never.
         on_step: Called with each step's `StepStats` when the next one begins.
-        replicate: For a sharded model: ranks that hold the same shards. The
-            model itself is sharded over the mesh's other dimension only.
         parameters: For a sharded model: gather parameters in `"bf16"` or
             `"int8"` instead of as they are.
         mesh: For a DDP model and a plan with `hierarchical`: the ranks as
@@ -92,17 +88,15 @@ def attach(  # noqa: PLR0913 - all but the first two by keyword
     sharded = find_sharded(model)
     if sharded is not None:
         if mesh is not None:
-            raise SpecError("mesh", mesh, "None: a sharded model has one; see replicate")
+            raise SpecError("mesh", mesh, "None: a sharded model has one")
         return attach_sharded(
             sharded,
             plan,
-            replicate=replicate,
             parameters=parameters,
             link=link,
             check_every=check_every,
             on_step=on_step,
         )
-    for name, value in (("replicate", replicate), ("parameters", parameters)):
-        if value is not None:
-            raise SpecError(name, value, "None: only a fully_shard-ed model has such ranks")
+    if parameters is not None:
+        raise SpecError("parameters", parameters, "None: only those of a sharded model travel")
     return attach_ddp(model, plan, link=link, check_every=check_every, on_step=on_step, mesh=mesh)

@@ -52,3 +52,25 @@ def gather_state(sync: Synchronizer) -> dict[str, Any]:
     """Return every rank's state, for a rank 0 that saves for all; a collective."""
     states = [s for s in sync.gather_objects(sync.state_dict()) if isinstance(s, Mapping)]
     return {key: state for states_of_rank in states for key, state in states_of_rank.items()}
+
+
+class EveryRank:
+    """All ranks' state as one object, for a trainer that saves what has a `state_dict`.
+
+    Such as Lightning Fabric: `fabric.save(path, {"model": model, "gradwire":
+    EveryRank(sync)})`, on every rank, and `fabric.load` with the same.
+
+    Args:
+        sync: The handle.
+    """
+
+    def __init__(self, sync: Synchronizer) -> None:
+        self._sync = sync
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return every rank's state; a collective."""
+        return gather_state(self._sync)
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Continue with this rank's part of it."""
+        self._sync.load_state_dict(state_dict)

@@ -12,7 +12,6 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch._C._distributed_c10d import GradBucket
-from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.distributed.device_mesh import DeviceMesh
 from torch.nn.parallel import DistributedDataParallel as DDP  # noqa: N817 - as everyone calls it
 
@@ -20,12 +19,14 @@ from gradwire.comm.base import Mailbox
 from gradwire.comm.shaped import Link, ShapedMailbox
 from gradwire.comm.torch_collective import DistGroup
 from gradwire.comm.torch_dist import TorchMailbox
+from gradwire.engine.bucket import place_of
 from gradwire.engine.stats import StepStats
 from gradwire.engine.synchronizer import Synchronizer
 from gradwire.integrations.agreement import Options, agree, device_of, stranger, trained
 from gradwire.integrations.clock import Clock
 from gradwire.integrations.machine import find_machine
 from gradwire.integrations.pilot import AutoPilot, Task
+from gradwire.integrations.plain import average
 from gradwire.plan import AUTO, DENSE, Parameter, Plan
 from gradwire.planner.shortlist import candidates
 from gradwire.spec import Auto, LowRank, ReducerSpec, parse_reducer
@@ -236,11 +237,13 @@ class _Hook:
 
     def leave(self, names: tuple[str, ...], bucket: GradBucket) -> torch.futures.Future[Tensor]:
         """Average a bucket as DDP does without a hook."""
-        self._left.append((len(names), bucket.buffer().nbytes))
+        place = place_of(self.sync.steps_done, bucket.index(), names)
+        buffer = bucket.buffer()
+        self._left.append((len(names), buffer.nbytes))
         if bucket.is_last():
             self.sync.pass_by(self._left)
             self._left = []
-        return default_hooks.allreduce_hook(self._group, bucket)
+        return average(buffer, self._group, place)
 
 
 def _hook(state: _Hook, bucket: GradBucket) -> torch.futures.Future[Tensor]:

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
 
 from gradwire.comm.base import Mailbox
@@ -56,7 +55,6 @@ def attach_sharded(
     model: nn.Module,
     plan: Plan | ReducerSpec | Auto | str | Path | None = None,
     *,
-    replicate: dist.ProcessGroup | DeviceMesh | None = None,
     parameters: str | None = None,
     link: Link | None = None,
     check_every: int = 0,
@@ -64,19 +62,17 @@ def attach_sharded(
 ) -> Synchronizer:
     """Compress the gradients of a `fully_shard`ed model from now on; see `attach`.
 
-    Without `replicate`, gradients travel encoded to the owners of their
-    shards. With it, sharding stays as it is, and the gradients of the shards
-    are averaged over those ranks, encoded, as between the nodes of HSDP.
+    On a mesh of one dimension, gradients travel encoded to the owners of
+    their shards. On one of two (HSDP), sharding stays as it is, and what is
+    encoded is the all-reduce between ranks that hold the same shard.
 
     Args:
         model: The sharded model.
         plan: As for `attach`; None is 8 bits without a residual.
-        replicate: Ranks that hold the same shards. The model itself is sharded
-            over the other dimension of the mesh only.
         parameters: How parameters are gathered: `"bf16"`, `"int8"` or, by
             default, as they are.
         link: Make transfers last as long as on such a link.
-        check_every: As for `attach`; with `replicate` only.
+        check_every: As for `attach`; on a mesh of two dimensions only.
         on_step: As for `attach`.
 
     Raises:
@@ -87,14 +83,14 @@ def attach_sharded(
     units = [unit for unit in (Unit(m, name) for name, m in modules) if unit.is_trained]
     if not units:
         raise SpecError("parameters", "none with a gradient", "at least one to be trained")
-    group = _group(replicate) if replicate is not None else units[0].group
-    mailbox: Mailbox = TorchMailbox(group)
+    replicas = units[0].replicas
+    mailbox: Mailbox = TorchMailbox(replicas or units[0].group)
     try:
         options = Options(link, check_every, on_step)
 
         def read() -> tuple[Plan, list[Parameter]]:
             options.check(units[0].device)
-            _refuse(units, replicate, parameters, check_every)
+            _refuse(units, parameters, check_every)
             return DEFAULT_PLAN if plan is None else fixed(load_plan(plan)), [
                 p for unit in units for p in unit.parameters()
             ]
@@ -103,7 +99,7 @@ def attach_sharded(
         if link is not None:
             mailbox = ShapedMailbox(mailbox, link)
         assigned = chosen.assign(whole, mailbox.world_size)
-        pieces, variant = _between(units, assigned) if replicate else _within(units, assigned)
+        pieces, variant = _between(units, assigned) if replicas else _within(units, assigned)
         sync = Synchronizer(
             chosen,
             pieces,
@@ -117,14 +113,13 @@ def attach_sharded(
         mailbox.close()
         raise
     for unit in units:
-        unit.reduce_by(sync, group if replicate is not None else None)
+        if replicas is None:
+            unit.scatter_by(sync)
+        else:
+            unit.average_by(sync, replicas)
         if parameters is not None:
             unit.gather_by(parameters)
     return sync
-
-
-def _group(replicate: dist.ProcessGroup | DeviceMesh) -> dist.ProcessGroup:
-    return replicate.get_group() if isinstance(replicate, DeviceMesh) else replicate
 
 
 def _within(units: Sequence[Unit], assigned: Mapping[str, Assignment]) -> _Pieces:
@@ -145,13 +140,19 @@ def _between(units: Sequence[Unit], assigned: Mapping[str, Assignment]) -> _Piec
     return pieces, Variant(assignments, label=f"shard{own}/")
 
 
-def _refuse(
-    units: Sequence[Unit], replicate: object, parameters: str | None, check_every: int
-) -> None:
+def _refuse(units: Sequence[Unit], parameters: str | None, check_every: int) -> None:
     """Refuse, in words, what would go wrong later."""
     if parameters is not None and parameters not in PARAMETER_CODECS:
         raise UnknownIdError("codec of parameters", parameters, sorted(PARAMETER_CODECS))
-    if replicate is None and check_every:
+    replicas = units[0].replicas
+    if replicas is None and check_every:
         raise SpecError("check_every", check_every, "0: of a sharded model there are no replicas")
     for unit in units:
         unit.refuse()
+        if _ranks(unit.replicas) != _ranks(replicas):
+            allowed = f"that of {units[0].name}, {_ranks(replicas)}"
+            raise SpecError(f"replicas of {unit.name}", _ranks(unit.replicas), allowed)
+
+
+def _ranks(group: dist.ProcessGroup | None) -> list[int]:
+    return [] if group is None else dist.get_process_group_ranks(group)

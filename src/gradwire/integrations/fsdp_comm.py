@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
@@ -109,15 +109,36 @@ class EncodedReduceScatter(ReduceScatter):
         return None
 
 
-def all_reduce_hook(averager: Averager, group: dist.ProcessGroup) -> Callable[[Tensor], None]:
-    """Return what averages reduced shards over `group`, for `set_all_reduce_hook`."""
+class Settings(Protocol):
+    """What the user may set on a module at any time."""
+
+    all_reduce_grads: bool
+    gradient_divide_factor: float | None
+
+
+def all_reduce_hook(
+    averager: Averager, replicas: dist.ProcessGroup, settings: Settings
+) -> Callable[[Tensor], None]:
+    """Return what averages reduced shards over replicas, for `set_all_reduce_hook`.
+
+    Without `all_reduce_grads`, shards are added up until they are to be averaged.
+    """
+    kept: list[Tensor] = []
 
     def hook(reduced: Tensor) -> None:
+        if kept:
+            reduced.add_(kept.pop())
+        if not settings.all_reduce_grads:
+            kept.append(reduced.clone())
+            reduced.zero_()
+            return
         if averager.fits(reduced):
             reduced.copy_(averager.average(reduced))
         else:
-            dist.all_reduce(reduced, group=group)
-            reduced.div_(group.size())
+            dist.all_reduce(reduced, group=replicas)
+            reduced.div_(replicas.size())
+        if settings.gradient_divide_factor is not None:  # then FSDP wants a sum
+            reduced.mul_(replicas.size())
 
     return hook
 

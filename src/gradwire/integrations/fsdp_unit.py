@@ -5,12 +5,15 @@ The only place that reads FSDP2's private state.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import fields
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.fsdp import FSDPModule
+from torch.distributed.fsdp._fully_shard._fsdp_common import FSDPMeshInfo
 
 from gradwire.engine.synchronizer import Synchronizer
 from gradwire.errors import SpecError
@@ -54,6 +57,14 @@ class Unit:
         return group
 
     @property
+    def replicas(self) -> dist.ProcessGroup | None:
+        """The ranks that hold the same shard, if FSDP averages over such (HSDP)."""
+        group: dist.ProcessGroup | None = getattr(
+            self._groups[0].mesh_info, "replicate_process_group", None
+        )
+        return group
+
+    @property
     def device(self) -> torch.device:
         """Where its gradients live."""
         device: torch.device = self._groups[0].device
@@ -63,15 +74,10 @@ class Unit:
         """Refuse, in words, what cannot be combined with gradwire.
 
         Raises:
-            SpecError: Several groups of parameters, or FSDP's own HSDP.
+            SpecError: Several groups of parameters.
         """
         if len(self._groups) > 1:
             raise SpecError(f"meshes of {self.name}", len(self._groups), "1 for all parameters")
-        if self._groups[0]._is_hsdp:  # noqa: SLF001 - no public way to read it
-            remedy = (
-                'one dimension: shard over mesh["shard"], and attach(replicate=mesh["replicate"])'
-            )
-            raise SpecError(f"mesh of {self.name}", "two dimensions", remedy)
 
     def parameters(self) -> list[Parameter]:
         """Return its parameters, whole."""
@@ -93,25 +99,27 @@ class Unit:
             name, Entry(name_hash(name), tuple(shape)), str(dtype).removeprefix("torch.")
         )
 
-    def reduce_by(self, sync: Synchronizer, between: dist.ProcessGroup | None) -> None:
-        """Have FSDP hand its gradients over.
+    def scatter_by(self, sync: Synchronizer) -> None:
+        """Have FSDP send gradients to the owners of their shards through `sync`."""
+        pieces = [piece for rank in range(self.group.size()) for piece in self.pieces(rank)]
+        plain = self._groups[0]._reduce_scatter_comm  # noqa: SLF001 - no public way to read it
+        self.module.set_custom_reduce_scatter(EncodedReduceScatter(_averager(sync, pieces), plain))
 
-        Args:
-            sync: Averages them.
-            between: The replicas of this rank's shard, where only the
-                exchange between those is encoded.
+    def average_by(self, sync: Synchronizer, replicas: dist.ProcessGroup) -> None:
+        """Have FSDP average reduced shards over their replicas through `sync`.
+
+        To the group that reduces, the mesh has one dimension from now on, so
+        that it leaves the other one to the hook; to parameters, checkpoints
+        and the user it still has two.
         """
-        if between is None:
-            ranks = range(self.group.size())
-            names = [p.name for rank in ranks for p in self.pieces(rank)]
-            numel = sum(p.entry.numel for rank in ranks for p in self.pieces(rank))
-            averager = Averager(sync, tuple(names), numel)
-            plain = self._groups[0]._reduce_scatter_comm  # noqa: SLF001 - no public way to read it
-            self.module.set_custom_reduce_scatter(EncodedReduceScatter(averager, plain))
-            return
-        own = self.pieces(self.group.rank())
-        averager = Averager(sync, tuple(p.name for p in own), sum(p.entry.numel for p in own))
-        self.module.set_all_reduce_hook(all_reduce_hook(averager, between))
+        (group,) = self._groups
+        before = group.mesh_info
+        kept = {f.name: getattr(before, f.name) for f in fields(FSDPMeshInfo) if f.init}
+        group.mesh_info = FSDPMeshInfo(**kept | {"replicate_mesh_dim": None})
+        if group.post_forward_mesh_info is before:
+            group.post_forward_mesh_info = group.mesh_info
+        averager = _averager(sync, self.pieces(self.group.rank()))
+        self.module.set_all_reduce_hook(all_reduce_hook(averager, replicas, group))
 
     def gather_by(self, codec: str) -> None:
         """Have FSDP gather parameters in fewer bits."""
@@ -121,3 +129,7 @@ class Unit:
 
 def _names(module: FSDPModule, prefix: str) -> dict[int, str]:
     return {id(p): name for name, p in module.named_parameters(prefix=prefix)}  # type: ignore[attr-defined]
+
+
+def _averager(sync: Synchronizer, pieces: Sequence[Parameter]) -> Averager:
+    return Averager(sync, tuple(p.name for p in pieces), sum(p.entry.numel for p in pieces))

@@ -28,6 +28,14 @@ USUAL: Mapping[str, Form] = {
 }
 """What exists in both forms, and which one runs unless another was chosen."""
 
+OPS: Mapping[str, tuple[str, ...]] = {
+    "hadamard": ("hadamard", "rotated_encode", "rotated_decode"),
+    "prefix_sum": ("sparse_encode",),
+    "statistics": ("statistics",),
+    "low_rank": ("thin_product", "transposed_product", "orthonormal"),
+}
+"""The ops that a step is part of. On a CPU only transforms exist in both forms."""
+
 _TYPICAL_BYTES = 4 << 20
 _chosen: dict[str, Form] = dict(USUAL)
 

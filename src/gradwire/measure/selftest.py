@@ -1,8 +1,12 @@
-"""Compares every kernel that runs here with the reference, bit by bit."""
+"""Compares every kernel that runs here with the reference, bit by bit.
+
+Kernels that exist in two forms are compared in both.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,12 +16,12 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from gradwire.codecs.base import Segments, build
 from gradwire.codecs.mixed import decode_mean
-from gradwire.kernels import ops
+from gradwire.kernels import forms, ops
 from gradwire.kernels.select import REFERENCE
 from gradwire.key import Key
 from gradwire.layout import GROUP, num_blocks
 from gradwire.measure.kernels import SPECS, codec_of
-from gradwire.spec import CodecSpec, Float, LowRank, Quantize, Sign, parse_reducer
+from gradwire.spec import CodecSpec, Float, LowRank, Quantize, Sign, Sparse, parse_reducer
 
 _NUMELS = (1, 255, 256, 1000, 65_537)
 _MODES = ((False, 0.0), (True, 0.0), (True, 0.75))
@@ -31,6 +35,9 @@ _APPROXIMATE = ("statistics", "thin_product", "transposed_product", "orthonormal
 bits. Bases are compared by magnitude, for columns may point either way."""
 
 _TOLERANCE = 1e-4
+_LEVEL_TOLERANCE = 0.05
+"""Of levels after a rotation by products: a few values fall to the neighbouring one."""
+
 _RANKS = (1, 4, 16)
 
 
@@ -39,7 +46,7 @@ class Parity:
     """How one kernel compared.
 
     Attributes:
-        op: Its name.
+        op: Its name, with the form where it is not the usual one.
         comparisons: How many calls were compared.
         mismatch: What differed first, or None.
     """
@@ -61,24 +68,45 @@ def check_kernels(device: torch.device, names: Sequence[str] = (*SPECS, *_BESIDE
         names: Short names of what to run.
 
     Returns:
-        One entry an op, also for those that no codec called.
+        One entry an op, also for those that no codec called; then the ops that
+        have another form on this device, in that.
 
     Example:
         >>> found = check_kernels(torch.device("cpu"), ["sign"])
         >>> [(p.op, p.mismatch) for p in found if p.op.startswith("sign") and p.comparisons]
         [('sign_encode', None), ('sign_decode', None)]
     """
-    with _Comparing() as comparing:
+    with ExitStack() as stack, _Comparing() as comparing:
+        for step, form in forms.USUAL.items():
+            stack.enter_context(forms.using(step, form))
         for x in _inputs(device):
             for spec in _codecs(names):
                 _exercise(spec, x)
             _exercise_mixed(x)
             _exercise_shared(x)
-        for block_size in _HADAMARD_BLOCKS:
-            x = _normal(2 * max(_HADAMARD_BLOCKS)).to(device)
-            ops.hadamard(x, block_size, torch.empty_like(x))
+        _exercise_transforms(device)
         _exercise_products(device)
-    return [comparing.found[name] for name in ops.names()]
+    usual = [comparing.found[name] for name in ops.names()]
+    return [*usual, *_other_forms(device)]
+
+
+def _other_forms(device: torch.device) -> Iterator[Parity]:
+    """Compare what exists twice in the form that is not the usual one."""
+    x = _normal(_NUMELS[-1]).to(device)
+    for step in forms.USUAL if device.type != "cpu" else ("hadamard",):
+        (form,) = set(forms.FORMS) - {forms.USUAL[step]}
+        with forms.using(step, form), _Comparing() as comparing:
+            if step == "hadamard":
+                comparing.approximate |= set(forms.OPS[step])
+                _exercise_transforms(device)
+                _exercise(Quantize(4, rotation="hadamard"), x)
+            elif step == "prefix_sum":
+                _exercise(Sparse(0.01, "threshold"), x)
+            else:
+                _exercise_products(device)
+        for op in forms.OPS[step]:
+            found = comparing.found[op]
+            yield Parity(forms.line_name(op, form), found.comparisons, found.mismatch)
 
 
 def _codecs(names: Sequence[str]) -> list[CodecSpec]:
@@ -93,6 +121,8 @@ class _Comparing(TorchDispatchMode):
     found: dict[str, Parity] = field(
         default_factory=lambda: {name: Parity(name) for name in ops.names()}
     )
+
+    approximate: set[str] = field(default_factory=lambda: set(_APPROXIMATE))
 
     def __post_init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -113,8 +143,8 @@ class _Comparing(TorchDispatchMode):
         actual = [func(*args), *args]
         parity.comparisons += 1
         if parity.mismatch is None:
-            compare = _distance if parity.op in _APPROXIMATE else _difference
-            parity.mismatch = compare(expected, actual, args)
+            compare = _distance if parity.op in self.approximate else _difference
+            parity.mismatch = compare(parity.op, expected, actual)
         return actual[0]
 
 
@@ -124,7 +154,7 @@ def _copy(argument: object) -> object:
     return argument.cpu().clone() if isinstance(argument, Tensor) else argument
 
 
-def _difference(expected: Sequence[Any], actual: Sequence[Any], args: Sequence[Any]) -> str | None:
+def _difference(_: str, expected: Sequence[Any], actual: Sequence[Any]) -> str | None:
     for one, other in zip(expected, actual, strict=True):
         if not isinstance(one, Tensor):
             continue
@@ -134,15 +164,31 @@ def _difference(expected: Sequence[Any], actual: Sequence[Any], args: Sequence[A
             either = (a != b) & ~(a.isnan() & b.isnan())
             wrong = either | (torch.signbit(a) != torch.signbit(b)) & ~a.isnan()
         if wrong.any():
-            plain = [a for a in args if not isinstance(a, Tensor)]
+            plain = [a for a in actual if not isinstance(a, Tensor)]
             return f"{int(wrong.sum())} of {wrong.numel()} values differ, arguments {plain}"
     return None
 
 
-def _distance(expected: Sequence[Any], actual: Sequence[Any], _: Sequence[Any]) -> str | None:
-    one, other = (t[0].cpu().double().abs() for t in (expected, actual))
-    error = float((one - other).norm() / one.norm().clamp(min=1e-30))
-    return None if error < _TOLERANCE else f"the relative error is {error:.1e}"
+def _distance(op: str, expected: Sequence[Any], actual: Sequence[Any]) -> str | None:
+    limit = _TOLERANCE
+    if op == "rotated_encode":
+        limit = _LEVEL_TOLERANCE
+        expected, actual = (_with_payload_decoded(call) for call in (expected, actual))
+    for one, other in zip(expected, actual, strict=True):
+        if isinstance(one, Tensor) and one.is_floating_point():
+            a, b = (t.cpu().double().abs() for t in (one, other))
+            error = float((a - b).norm() / a.norm().clamp(min=1e-30))
+            if not error < limit:
+                return f"the relative error is {error:.1e}"
+    return None
+
+
+def _with_payload_decoded(call: Sequence[Any]) -> Sequence[Any]:
+    _, x, segments, _, bits, block_size, _, _, _, payload = call
+    values = torch.zeros(x.numel())
+    rows = payload.cpu()[None]
+    REFERENCE["rotated_decode"](rows, segments, bits, block_size, 1.0, False, values)  # noqa: FBT003 - an op's argument
+    return [*call[:-1], values]
 
 
 def _inputs(device: torch.device) -> Iterator[Tensor]:
@@ -176,6 +222,12 @@ def _exercise_mixed(x: Tensor) -> None:
     whole = Segments.whole(x.numel(), stream=5)
     payloads = [codec.encode(x, whole, Key(1, 2, 3)) for codec in codecs]
     decode_mean(codecs, payloads, whole, torch.empty_like(x))
+
+
+def _exercise_transforms(device: torch.device) -> None:
+    x = _normal(2 * max(_HADAMARD_BLOCKS)).to(device)
+    for block_size in _HADAMARD_BLOCKS:
+        ops.hadamard(x, block_size, torch.empty_like(x))
 
 
 def _exercise_products(device: torch.device) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
@@ -262,8 +263,10 @@ class MomentumOptimizer(Optimizer, ABC):
             raise StateError(
                 "no state of gradwire.optim; load what its own state_dict returned", missing=[_KEY]
             )
+        warmup = copy.copy(self._warmup)
+        warmup.load_state_dict(own["warmup"])  # before anything changes
         super().load_state_dict({k: v for k, v in state_dict.items() if k != _KEY})
-        self._warmup.load_state_dict(own["warmup"])
+        self._warmup = warmup
         self.exchange.load_state_dict(own["exchange"])
 
     def __reduce__(self) -> NoReturn:

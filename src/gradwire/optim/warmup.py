@@ -8,6 +8,7 @@ from typing import Any
 
 from gradwire.errors import SpecError, StateError
 from gradwire.spec import check_number, check_whole
+from gradwire.spec.fields import check_switch
 
 DEFAULT_TOLERANCE = 0.04
 """1-bit Adam's own rule: freeze once the norm has changed by less within a window.
@@ -120,11 +121,14 @@ class Warmup:
         try:
             for key in ("steps_done", "ended_at"):
                 check_whole(key, state[key], 0)
-            check_number("norm", state["norm"], "at least 0")
-            is_quiet = bool(state["is_quiet"])
+            check_number("norm", state["norm"], "a number")
+            check_switch("is_quiet", state["is_quiet"])
         except (KeyError, TypeError, SpecError) as error:
             raise StateError(f"broken state of a warm-up: {error}") from None
+        is_possible = state["ended_at"] <= state["steps_done"] and 0 <= state["norm"] < math.inf
+        if not is_possible:
+            raise StateError(f"broken state of a warm-up: no warm-up has {dict(state)}")
         self.steps_done, self.ended_at = state["steps_done"], state["ended_at"]
         self._norm = state["norm"]
         # A run that goes on with another rule counts by that one.
-        self._is_quiet = is_quiet or self._tolerance is None
+        self._is_quiet = state["is_quiet"] or self._tolerance is None

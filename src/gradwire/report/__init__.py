@@ -19,16 +19,19 @@ if TYPE_CHECKING:
     from gradwire.report.bench.text import bench_text
     from gradwire.report.html import render_html
     from gradwire.report.model import DemoResult
-    from gradwire.report.reading import as_bench, read_result
+    from gradwire.report.reading import Result, as_bench, read_result
     from gradwire.report.results import BenchResult
     from gradwire.report.sweep.html import sweep_html
     from gradwire.report.sweep.text import sweep_text
     from gradwire.report.text import render_text
     from gradwire.report.timeline_page import timeline_html
+    from gradwire.sim.sweep import SweepResult
 
 _LOADED_ON_USE = {
     "BenchResult": "gradwire.report.results",
     "DemoResult": "gradwire.report.model",
+    "Result": "gradwire.report.reading",
+    "SweepResult": "gradwire.sim.sweep",
     "as_bench": "gradwire.report.reading",
     "bench_csv": "gradwire.report.bench.export",
     "bench_html": "gradwire.report.bench.html",
@@ -52,6 +55,8 @@ def __getattr__(name: str) -> object:
 __all__ = [
     "BenchResult",
     "DemoResult",
+    "Result",
+    "SweepResult",
     "as_bench",
     "bench_csv",
     "bench_html",

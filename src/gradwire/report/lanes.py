@@ -17,6 +17,7 @@ _MAX_TRACKS = 10
 _MAX_TICKS = 8
 _MAX_LEGEND = 12
 _LEAST_TEXT_PERCENT = 1.2
+_ROOT = "(the model itself)"
 _FIRST_HUE, _HUES = 215.0, 330.0
 _NO_LAYER = frozenset({"optimiser", "wait"})
 
@@ -94,7 +95,7 @@ def draw_timeline(timeline: Timeline, ranks: Sequence[int] | None = None) -> Dra
     return Drawing(
         ranks=tuple(RankLanes(r, _lanes(timeline.of(r), hues, whole_s)) for r in drawn),
         ticks=_ticks(whole_s),
-        layers=tuple(hues.items()),
+        layers=tuple((name or _ROOT, hue) for name, hue in hues.items()),
         width_rem=min(160.0, 42.0 + 0.6 * len(hues)),
         left_out=len(known) - len(drawn),
         description=_description(timeline, drawn),

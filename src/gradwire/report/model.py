@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 from gradwire.errors import SpecError
+from gradwire.report.types import check_types
 from gradwire.timeline import Timeline
 
 _FORMAT = 1
@@ -143,15 +144,18 @@ class DemoResult:
         """Read a result from `to_json`'s text.
 
         Raises:
-            SpecError: Not JSON, another format number, or not complete.
+            SpecError: Not JSON, another format number, not complete, or a field
+                of another type.
         """
         data = read_format(text, "demo result", _FORMAT)
         try:
             methods = tuple(_method(m) for m in data["methods"])
             settings, place = Settings(**data["settings"]), Environment(**data["environment"])
-            return cls(settings, place, methods, data["started"], data["wall_s"])
-        except (KeyError, TypeError) as error:
+            result = cls(settings, place, methods, data["started"], data["wall_s"])
+        except (AttributeError, KeyError, TypeError) as error:
             raise SpecError("demo result", text[:40], f"complete: {error}") from None
+        check_types(result)
+        return result
 
 
 def read_format(text: str, what: str, version: int) -> dict[str, Any]:

@@ -1,23 +1,28 @@
-"""Result files: which of the two kinds a file holds, and the demo's as a bench's."""
+"""Result files: which of the three kinds a file holds, and the demo's as a bench's."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-from gradwire.errors import CommandError
+from gradwire.errors import CommandError, SpecError
 from gradwire.report.model import DemoResult, MethodResult, Step, read_format
 from gradwire.report.results import BenchResult, Cell, ModeResult, Round, StepTimes
 from gradwire.report.summary import training_times
+from gradwire.sim.sweep import SweepResult
 
 _FORMAT = 1
 
 
-def read_result(path: Path) -> BenchResult | DemoResult:
-    """Read what `gradwire bench` or `gradwire demo --json` has written.
+Result = BenchResult | DemoResult | SweepResult
+"""Whatever a result file may hold."""
+
+
+def read_result(path: Path) -> Result:
+    """Read what `gradwire bench`, `gradwire demo` or `gradwire simulate --sweep` has written.
 
     Raises:
-        CommandError: The file cannot be read as text.
-        SpecError: It holds no result, or one of another version.
+        CommandError: The file cannot be read as text, holds no result, or one of
+            another version.
     """
     try:
         text = path.read_text(encoding="utf-8")
@@ -25,9 +30,22 @@ def read_result(path: Path) -> BenchResult | DemoResult:
         raise CommandError(f"{path} cannot be read: {error.strerror}") from None
     except UnicodeDecodeError as error:
         raise CommandError(f"{path} is no text: {error}") from None
-    if "methods" in read_format(text, "result", _FORMAT):
+    try:
+        return _read(text)
+    except SpecError as error:
+        raise CommandError(f"{path} cannot be shown: {error}", exit_code=2) from None
+
+
+def _read(text: str) -> Result:
+    data = read_format(text, "result", _FORMAT)
+    if "methods" in data:
         return DemoResult.from_json(text)
-    return BenchResult.from_json(text)
+    if "grid" in data:
+        return SweepResult.from_json(text)
+    if "cells" in data:
+        return BenchResult.from_json(text)
+    wanted = "what gradwire bench, demo --json or simulate --sweep wrote"
+    raise SpecError("content", ", ".join(data), wanted)
 
 
 def as_bench(result: BenchResult | DemoResult) -> BenchResult:

@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 from gradwire.errors import SpecError
 from gradwire.report.model import Environment, Family, Validation, read_format
+from gradwire.report.types import check_types
 from gradwire.timeline import Timeline
 
 _FORMAT = 1
@@ -140,6 +141,7 @@ class Cell:
         settings: What was asked for, in the bench's words.
         inputs: What predictions were made from, as JSON: `"workload"` and
             `"hardware"`.
+        latency_by: What holds the packets in the lab: netem, or the delay line.
     """
 
     model: str
@@ -151,6 +153,7 @@ class Cell:
     num_parameters: int = 0
     settings: Mapping[str, Any] = field(default_factory=dict)
     inputs: Mapping[str, str] = field(default_factory=dict)
+    latency_by: str = ""
 
     @property
     def name(self) -> str:
@@ -193,15 +196,19 @@ class BenchResult:
         """Read a result from `to_json`'s text.
 
         Raises:
-            SpecError: Not JSON, another format number, or not complete.
+            SpecError: Not JSON, another format number, not complete, or a field
+                of another type.
         """
         data = read_format(text, "bench result", _FORMAT)
         try:
             cells = tuple(_cell(c) for c in data["cells"])
             place = Environment(**data["environment"])
-            return cls(place, cells, data["started"], data["wall_s"], data.get("settings", {}))
-        except (KeyError, TypeError) as error:
+            settings = data.get("settings", {})
+            result = cls(place, cells, data["started"], data["wall_s"], settings)
+        except (AttributeError, KeyError, TypeError) as error:
             raise SpecError("bench result", text[:40], f"complete: {error}") from None
+        check_types(result)
+        return result
 
 
 def _cell(data: Mapping[str, Any]) -> Cell:

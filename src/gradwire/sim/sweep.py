@@ -22,6 +22,7 @@ from gradwire.sim.base import (
 )
 from gradwire.sim.run import EventSimulator, simulate
 from gradwire.spec import check_number, check_whole
+from gradwire.spec.reducers import Broadcast
 from gradwire.workload import Workload
 
 BASELINE = "none"
@@ -282,7 +283,7 @@ def simulate_point(key: PointKey, grid: Grid, workload: Workload, hardware: Hard
     """Simulate one step of a sweep, in which all ranks are alike."""
     link = LinkSpeed(grid.latency_s, key.rate_bytes_per_s)
     step = simulate(
-        Plan.of(key.plan),
+        _forced(Plan.of(key.plan)),
         workload,
         replace(hardware, between=link),
         Cluster(key.ranks, grid.ranks_per_node, grid.topology),
@@ -293,3 +294,14 @@ def simulate_point(key: PointKey, grid: Grid, workload: Workload, hardware: Hard
     row = step.row()
     finite = None if row is None or row == float("inf") else row
     return Point(*key, step.step_s, step.exposed_s, step.sent_bytes, finite)
+
+
+def _forced(plan: Plan) -> Plan:
+    """Have broadcasts simulated where they lose, too: a sweep is there to show it."""
+    rules = tuple(
+        replace(rule, reducer=replace(rule.reducer, force=True))
+        if isinstance(rule.reducer, Broadcast)
+        else rule
+        for rule in plan.rules
+    )
+    return replace(plan, rules=rules)

@@ -23,16 +23,18 @@ class Adaptive:
             allows more bits at each new plan.
         floor: Bits that layers get at least, stalling if they must. Below it
             only layers go that would force a stall dearer than their error,
-            and only as far as `error_bound` allows.
+            and only as far as `error_bound` allows. By default that decides.
         cap: Bits that layers get at most. By default 4: more have changed no
             loss curve, and a step in which a link breaks down, whose bits were
             chosen before, then waits no longer than one of fixed 4 bits.
         every: Steps from one plan to the next; at once where bandwidth moved.
-        schedule: How the floor follows training: `"error_bounded"` raises it
-            while the relative error of the exchange exceeds `error_bound`;
+        schedule: How the floor follows training: `"error_bounded"` takes no
+            plan whose relative error is expected to exceed `error_bound`, and
+            raises the floor while the measured one does;
             `"rising"` and `"falling"` go between `floor` and `peak_floor` in
             `steps` steps; `"constant"` stays.
         error_bound: Norm of what was not sent over the norm of what was owed.
+            By default what 3 bits leave, and something for single layers.
         peak_floor: The highest floor of a schedule.
         steps: Length of a rising or falling schedule.
         feedback: Whether what was lost is owed in the next step.
@@ -50,7 +52,7 @@ class Adaptive:
     cap: int = 4
     every: int = 10
     schedule: Literal["error_bounded", "rising", "falling", "constant"] = "error_bounded"
-    error_bound: float = 0.8
+    error_bound: float = 0.4
     peak_floor: int = 4
     steps: int = 0
     feedback: bool = True

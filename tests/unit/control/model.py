@@ -30,8 +30,9 @@ def variance(codec: object) -> float:
             return 0.36
         case Sparse():
             return 0.92
-        case Quantize(bits):
-            return {1: 8.5, 2: 0.65}.get(bits) or VARIANCE[bits]
+        case Quantize(bits, rounding=rounding):
+            of_stochastic = 0.5 if rounding == "nearest" else 1.0
+            return {1: 8.5, 2: 0.65}.get(bits) or VARIANCE[bits] * of_stochastic
         case Float():
             return 2.8e-6
     raise AssertionError(codec)
@@ -57,6 +58,7 @@ class Model:
         squares: Squared norm of each layer's gradient.
         gap_s: From the end of backward to the next forward: loading data.
         slower: What the link really gives, over what was measured.
+        worse: Error that is measured, over what the losses say.
     """
 
     numels: Sequence[int]
@@ -66,6 +68,7 @@ class Model:
     latency_s: float = 0.0005
     gap_s: float = 0.002
     slower: float = 1.0
+    worse: float = 1.0
     start: ReducerSpec = field(default_factory=lambda: Broadcast(Quantize(4)))
 
     def __post_init__(self) -> None:
@@ -102,18 +105,25 @@ class Model:
         ]
         return [now - before for before, now in zip([0.0, *stalls], stalls, strict=False)]
 
+    @property
+    def weights(self) -> list[float]:
+        """Squared norm of each layer's gradient."""
+        return list(self.squares or map(float, self.numels))
+
+    def relative_error(self) -> float:
+        """Norm of what a step does not send, over that of all it owes."""
+        pairs = zip(self.names, self.weights, strict=True)
+        lost = sum(variance(getattr(self.reducers[n], "codec", None)) * s for n, s in pairs)
+        return self.worse * (lost / sum(self.weights)) ** 0.5
+
     def run(self, controller: Controller, step: int, rates: Sequence[float]) -> Step:
         """Do a step at the rates of each rank, and tell the controller."""
-        squares = self.squares or [float(n) for n in self.numels]
+        squares = self.weights
         stall_s = self.stall_s(self.reducers, min(rates))
         sent = sum(
             sent_bytes(self.reducers[name], [Entry(0, (n,))], self.world_size)
             for name, n in zip(self.names, self.numels, strict=True)
         )
-        lost = [
-            variance(getattr(self.reducers[name], "codec", None)) * s
-            for name, s in zip(self.names, squares, strict=True)
-        ]
         waits = self.waits_s(min(rates))
         layers = [
             LayerStats(name, n, r, d, waits[i], Losses(NORMAL_ERROR * s))
@@ -129,7 +139,7 @@ class Model:
             min(sent / min(rates), self.compute_s),
             stall_s,
             step_s,
-            (sum(lost) / sum(squares)) ** 0.5,
+            self.relative_error(),
         )
         changed = controller.update(step, layers, network)
         self.reducers.update(changed or {})

@@ -33,4 +33,4 @@ def _bits(bytes_per_s):
 def test_bits_follow_the_measured_bandwidth_and_replicas_agree():
     slow, fast = _bits(1e3), _bits(1e12)
     assert slow[0] == fast[0]
-    assert slow[-1] < 0.5 * fast[-1]
+    assert slow[-1] < 0.7 * fast[-1]

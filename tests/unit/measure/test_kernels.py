@@ -7,7 +7,7 @@ import torch
 
 from gradwire.errors import BackendError
 from gradwire.hardware import Device
-from gradwire.kernels import ops
+from gradwire.kernels import forms, ops
 from gradwire.measure import device, selftest
 from gradwire.measure.errors import measure_errors
 from gradwire.measure.interference import measure_interference, share
@@ -61,7 +61,8 @@ def test_interference_is_a_share():
 def test_selftest_compares_every_kernel():
     names = ("bf16", "int3", "sign", "planes8:4", "hadamard4", "topk:0.1", "threshold:0.1")
     found = {p.op: p for p in selftest.check_kernels(CPU, names)}
-    assert set(found) == set(ops.names())
+    twice = {forms.line_name(op, "matrix") for op in forms.OPS["hadamard"]}
+    assert set(found) == {*ops.names(), *twice}
     assert {p.mismatch for p in found.values()} == {None}
     assert all(p.comparisons for p in found.values())
 

@@ -78,6 +78,11 @@ def test_state_of_another_optimiser_is_refused():
         train(model, optimizer, range(1), rank, 1)
         with pytest.raises(StateError, match=r"no state of gradwire\.optim"):
             optimizer.load_state_dict(torch.optim.AdamW(model.parameters()).state_dict())
+        state = copy.deepcopy(optimizer.state_dict())
+        state["state"][0]["step"] += 1
+        with pytest.raises(StateError, match="broken state of a warm-up"):
+            optimizer.load_state_dict({**state, "gradwire": {**state["gradwire"], "warmup": {}}})
+        assert optimizer.state[next(model.parameters())]["step"] == 1
         state = optimizer.state_dict()
         state["gradwire"]["exchange"] = {}
         with pytest.raises(StateError, match="among the keys"):

@@ -1,5 +1,7 @@
 """When warm-up ends, and that all ranks end it together."""
 
+import math
+
 import pytest
 import torch
 from replicas import draw
@@ -60,9 +62,20 @@ def test_broken_state_is_refused(key):
     state = Warmup(2, None, None).state_dict()
     with pytest.raises(StateError, match="warm-up"):
         Warmup(2, None, None).load_state_dict({k: v for k, v in state.items() if k != key})
-    if key != "is_quiet":
-        with pytest.raises(StateError, match="warm-up"):
-            Warmup(2, None, None).load_state_dict({**state, key: "many"})
+    with pytest.raises(StateError, match="warm-up"):
+        Warmup(2, None, None).load_state_dict({**state, key: "many"})
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [("norm", math.nan), ("norm", math.inf), ("norm", -1.0), ("ended_at", 5), ("is_quiet", 1)],
+)
+def test_state_that_no_warmup_has_is_refused_and_changes_nothing(key, value):
+    warmup = Warmup(2, None, None)
+    state = {**warmup.state_dict(), "steps_done": 4, key: value}
+    with pytest.raises(StateError, match="warm-up"):
+        warmup.load_state_dict(state)
+    assert warmup.steps_done == 0
 
 
 def test_variance_ends_the_warmup_at_the_same_step_on_all_ranks():

@@ -6,6 +6,7 @@ import pytest
 
 from gradwire.report.bench.doubts import Doubt, doubts, gather
 from gradwire.report.bench.matrix import speedup_matrix
+from gradwire.report.bench.overview import overview
 from gradwire.report.bench.summary import CellSummary, Speedup, speedup, summarise_bench
 from gradwire.report.bench.verdicts import prediction, verdict
 from gradwire.report.bench.words import cell_setting
@@ -37,6 +38,7 @@ def test_speedup_is_clear_only_where_all_rounds_agree():
     assert Speedup(1.2, 1.1, 1.3).is_clear
     assert Speedup(0.8, 0.7, 0.9).is_clear
     assert not Speedup(1.2, 0.9, 1.3).is_clear
+    assert not Speedup(0.997, 0.996, 0.998).is_clear
 
 
 def test_baseline_is_the_fastest_plain_ddp(bench: BenchResult):
@@ -126,7 +128,7 @@ def test_matrix_holds_every_mode_and_carries_doubts_of_the_baseline(bench: Bench
     assert title == "digits, 2 ranks, no link limit"
     assert entries[1] is None
     assert entries[4].speedup.median > 1
-    assert "steps spread by more than 10 %: plain DDP (± 23 %)" in entries[4].doubts
+    assert "steps spread by more than 10 %: plain DDP (± 23 %)" in gather(entries[4].doubts)
 
 
 def test_verdict_says_where_gradwire_loses(bench: BenchResult):
@@ -163,8 +165,36 @@ def test_computation_alone_is_shown_and_not_ranked(bench: BenchResult):
     (_, entries), *_ = speedup_matrix([summary]).rows
     assert entries[0].speedup.median == pytest.approx(1.042 / 0.032, rel=0.02)
     assert [entry.is_fastest for entry in entries].index(True) == 4
+    assert [entry.is_bound for entry in entries].index(True) == 0
+
+
+def test_modes_that_rounds_do_not_tell_apart_are_level(bench: BenchResult):
+    first = ModeResult("a", "a", "hook", rounds(1.0, 1.0, 1.0))
+    level = ModeResult("b", "b", "gradwire", rounds(1.1, 0.9, 1.1))
+    slower = ModeResult("c", "c", "gradwire", rounds(1.1, 1.1, 1.1))
+    summary = summarise_cell(bench.cells[0], (slower, level, first))
+    assert [m.mode.mode for m in summary.level()] == ["a", "b"]
+
+
+def test_overview_counts_wins_ties_and_losses(bench: BenchResult):
+    cell = bench.cells[0]
+    lost = replace(cell, modes=(cell.modes[0], cell.modes[2], mode("x", "x", "gradwire", 0.3)))
+    lines = overview(summarise_bench(replace(bench, cells=(*bench.cells, lost))))
+    assert lines[0] == (
+        "gradwire's best mode is the fastest in 3 of 4 cells, level with the fastest in 0, and "
+        "LOSES in 1: to PowerSGD hook in 1."
+    )
+    assert lines[1].startswith("Against plain DDP that mode is 1.42 (digits, 2 ranks")
+    assert lines[2].startswith("A mode of gradwire ended with a validation loss more than 1 %")
+    assert lines[-1].endswith("carry a mark: there is reason to doubt them.")
+
+
+def test_overview_of_nothing_is_empty():
+    assert overview([]) == []
 
 
 def test_setting_line_names_what_was_asked_for(bench: BenchResult):
     cell = replace(bench.cells[0], settings={"ranks": 4, "seed": 7, "modes": [{}], "round_s": 1.0})
     assert cell_setting(cell).endswith("one-way latency 1 ms; seed 7; round 1 s.")
+    cell = replace(cell, latency_by="delay line")
+    assert "one-way latency 1 ms by delay line; seed 7" in cell_setting(cell)

@@ -1,12 +1,18 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from html.parser import HTMLParser
 
 import pytest
 
 import made_pages
+from gradwire.report.bench.heat import Heat, draw_heat
+from gradwire.report.bench.matrix import speedup_matrix
+from gradwire.report.bench.summary import summarise_bench
+from gradwire.report.results import BenchResult
 from made_pages import MAKERS, PLOTS, SVGS
+from made_results import bench_result
 
 _VOID = {"meta", "br", "img", "link", "path", "use"}
 
@@ -98,9 +104,10 @@ def test_html_is_the_same_for_the_same_result(kind: str):
 
 def test_bench_page_marks_doubts_and_says_why():
     page = made_pages.page("bench")
-    assert 'aria-label="doubt 1"' in page
+    assert '<a href="#cell-3-d" aria-label="doubt d">d</a>' in page
     assert (
-        '<li id="cell-3-doubt-3">the ranks ended with different parameters: gradwire int4' in page
+        '<dt id="cell-3-d">d</dt><dd>the ranks ended with different parameters: gradwire int4'
+        in page
     )
     assert "did not run: gradwire fp8 (no kernel for &lt;fp8&gt;" in page
 
@@ -109,4 +116,35 @@ def test_bench_page_shows_the_plan_and_why():
     page = made_pages.page("bench")
     assert "The link takes longer than encoding." in page
     assert "two_phase(quantize bits=4) for *" in page
-    assert "Timeline of a step: gradwire int4" in page
+    assert '<summary>gradwire int4</summary>\n<p class="setting">Timeline of a step of' in page
+
+
+def test_bench_page_folds_all_cells_but_the_first():
+    page = made_pages.page("bench")
+    assert page.count('<details class="cell" open>') == 1
+    assert page.count('<details class="cell">') == 2
+    assert page.index('class="matrix"') < page.index('<details class="cell" open>')
+
+
+def test_longer_side_of_the_matrix_runs_down():
+    whole = bench_result()
+    assert [words for words, _ in _heat(whole).columns] == [
+        ("vgg,", "4 ranks,", "100 Mbit/s,", "1 ms"),
+        ("text,", "2 ranks,", "10 Gbit/s,", "1 ms"),
+        ("digits,", "2 ranks,", "no link limit"),
+    ]
+    wide = _heat(replace(whole, cells=whole.cells[2:] * 3))
+    assert [words for words, _ in wide.columns] == [("plain DDP",), ("gradwire int4",)]
+    assert [title.cell for title, _ in wide.rows] == [1, 2, 3]
+
+
+def test_matrix_shows_steps_where_plain_ddp_did_not_run():
+    whole = bench_result()
+    cell = whole.cells[0]
+    heat = _heat(replace(whole, cells=(replace(cell, modes=cell.modes[1:]),)))
+    ((_, (first,)), *_) = heat.rows
+    assert (first.text, first.below, first.colour, first.marks) == ("534 ms", (), "", "r")
+
+
+def _heat(result: BenchResult) -> Heat:
+    return draw_heat(speedup_matrix(summarise_bench(result)))

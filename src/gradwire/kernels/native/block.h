@@ -29,7 +29,7 @@ struct Block {
   float inverse;  // of the scale, for values times `lift`
   float lift;     // a power of two that keeps `inverse` in range
   bool finite;
-  bool plain;  // lift is 1 and rounding is random: `encode_group` may be used
+  bool plain;  // lift is 1: `encode_groups` may be used
   bool nearest;
   uint32_t key;
   float gain;
@@ -71,14 +71,14 @@ template <Feedback F>
 GW_INLINE int32_t peak_bits(const float* x, const float* e, int64_t numel) {
   Ints peak[4] = {};
   int64_t i = 0;
-  for (; i + 32 <= numel; i += 32)
-    for (int k = 0; k < 4; k++)
-      peak[k] = larger(peak[k], magnitude(owed<F>(x + i + 8 * k, at<F>(e, i + 8 * k))));
+  for (; i + 64 <= numel; i += 64)
+    for (int k = 0; k < 8; k++)
+      peak[k % 4] = larger(peak[k % 4], magnitude(owed<F>(x + i + 8 * k, at<F>(e, i + 8 * k))));
   if (i < numel) {
     Padded rest;
-    Padded::fill(rest, x + i, at<F>(e, i), numel - i, 32);
-    for (int k = 0; k < 4; k++)
-      peak[k] = larger(peak[k], magnitude(owed<F>(rest.x + 8 * k, rest.e + 8 * k)));
+    Padded::fill(rest, x + i, at<F>(e, i), numel - i, 64);
+    for (int k = 0; k < 8; k++)
+      peak[k % 4] = larger(peak[k % 4], magnitude(owed<F>(rest.x + 8 * k, rest.e + 8 * k)));
   }
   return largest_lane(larger(larger(peak[0], peak[1]), larger(peak[2], peak[3])));
 }

@@ -4,23 +4,25 @@
 
 namespace GW_LEVEL {
 
-// Codes of a float with `Mantissa` bits and exponent bias `Bias`; magnitudes
-// must not exceed its largest value.
+// Magnitudes as floats with `Mantissa` bits and exponent bias `Bias`, none above their
+// largest: rounded by adding the power of two whose last bit is worth theirs.
 template <int Mantissa, int Bias>
-GW_INLINE Words to_short(Floats v) {
-  constexpr int kDrop = 23 - Mantissa, kWidth = Mantissa == 10 ? 16 : 8;
-  const Words all = (Words)v;
-  const Words sign = (all >> (32 - kWidth)) & splat_words(1u << (kWidth - 1));
-  const Words bits = all & splat_words(kMagnitude);
-  Words normal = bits + splat_words((1u << (kDrop - 1)) - 1) + ((bits >> kDrop) & splat_words(1));
-  normal = (normal >> kDrop) - splat_words((127 - Bias) << Mantissa);
-  // Added to a float whose last bit is worth the smallest subnormal.
-  constexpr uint32_t kExponent = 1 - Bias - Mantissa + 23 + 127;
-  const Words base = splat_words(kExponent << 23);
-  const Words subnormal = (Words)((Floats)bits + (Floats)base) - base;
-  const Ints small = (Ints)bits < splat_ints((1 - Bias + 127) << 23);
-  return (Words)(small ? (Ints)subnormal : (Ints)normal) | sign;
+struct Short {
+  static constexpr int kDrop = 23 - Mantissa;
+  static constexpr uint32_t kExcess = (128 - Bias) << Mantissa;
+  Words code;  // kExcess too large
+  Floats value;
+};
+template <int Mantissa, int Bias>
+GW_INLINE Short<Mantissa, Bias> to_short(Floats v) {
+  constexpr int kDrop = 23 - Mantissa;
+  const Ints biased = (Ints)v & splat_ints(kInfinity);
+  const Words exponent = (Words)larger(biased, splat_ints((128 - Bias) << 23));
+  const Words base = exponent + splat_words(kDrop << 23);
+  const Floats sum = (Floats)magnitude(v) + (Floats)base;
+  return {(Words)sum - base + (exponent >> kDrop), sum - (Floats)base};
 }
+GW_INLINE Words sign_bit(Floats v) { return (Words)v & splat_words(0x80000000u); }
 
 template <int Mantissa, int Bias>
 GW_INLINE Floats from_short(Words code) {
@@ -51,11 +53,16 @@ struct FloatCodec {
 
   template <Feedback F>
   GW_OUTLINE void encode_groups(const float* x, float* e, uint8_t* codes, const Block& block, int64_t groups) {
+    if (block.plain) encode_values<F, false>(x, e, codes, block, groups);
+    else encode_values<F, true>(x, e, codes, block, groups);
+  }
+  template <Feedback F, bool kLifted>
+  GW_INLINE void encode_values(const float* x, float* e, uint8_t* codes, const Block& block, int64_t groups) {
     const Block b = block;
     for (int64_t i = 0; i < groups * kGroup; i += 32) {
       Floats v[4], decoded[4];
       for (int k = 0; k < 4; k++) v[k] = owed<F>(x + i + 8 * k, at<F>(e, i + 8 * k));
-      Format::narrow(v, codes + i * kWidth, b, decoded);
+      Format::template narrow<kLifted>(v, codes + i * kWidth, b, decoded);
       for (int k = 0; k < 4; k++) keep<F>(at<F>(e, i + 8 * k), v[k], decoded[k], splat(b.gain));
       __builtin_prefetch(x + i + 512);
       __builtin_prefetch(x + i + 528);
@@ -96,6 +103,7 @@ struct Float32 : FloatCodec<Float32, 4> {
     b.finite = peak_bits<F>(x, e, numel) < kInfinity;
     return b;
   }
+  template <bool kLifted>
   GW_INLINE void narrow(const Floats* v, uint8_t* codes, const Block&, Floats* decoded) {
     for (int k = 0; k < 4; k++) {
       store_words(codes + 32 * k, (Words)v[k]);
@@ -120,6 +128,7 @@ struct Bfloat16 : FloatCodec<Bfloat16, 2> {
     b.finite = peak_bits<F>(x, e, numel) < kOverflow;
     return b;
   }
+  template <bool kLifted>
   GW_INLINE void narrow(const Floats* v, uint8_t* codes, const Block&, Floats* decoded) {
     for (int k = 0; k < 4; k++) {
       const Words bits = (Words)v[k];
@@ -155,11 +164,13 @@ struct Float16 : FloatCodec<Float16, 2> {
     }
     return b;
   }
+  template <bool kLifted>
   GW_INLINE void narrow(const Floats* v, uint8_t* codes, const Block& b, Floats* decoded) {
     for (int k = 0; k < 4; k++) {
-      const Words code = to_short<10, 15>(v[k] * splat(b.inverse));
-      store_halves(codes + 16 * k, code);
-      decoded[k] = from_short<10, 15>(code) * splat(b.scale);
+      const Floats scaled = v[k] * splat(b.inverse);
+      const auto half = to_short<10, 15>(scaled);
+      store_halves(codes + 16 * k, half.code - splat_words(half.kExcess) + (sign_bit(scaled) >> 16));
+      decoded[k] = (Floats)((Words)half.value | sign_bit(scaled)) * splat(b.scale);
     }
   }
   GW_INLINE void widen(const uint8_t* codes, Floats scale, Floats* v) {
@@ -174,15 +185,17 @@ struct Float8 : FloatCodec<Float8<Mantissa, Bias>, 1> {
   template <Feedback F>
   GW_INLINE Block measure(const float* x, const float* e, int64_t numel, const Place&) {
     Block b = scale_to(peak_bits<F>(x, e, numel), kLargest);
-    b.plain = true;
+    b.plain = b.lift == 1;
     return b;
   }
+  template <bool kLifted>
   GW_INLINE void narrow(const Floats* v, uint8_t* codes, const Block& b, Floats* decoded) {
-    Words word = splat_words(0);
+    Words word = splat_words(0 - 0x01010101u * Short<Mantissa, Bias>::kExcess);
     for (int k = 0; k < 4; k++) {
-      const Words code = to_short<Mantissa, Bias>(v[k] * splat(b.lift) * splat(b.inverse));
-      word |= code << (8 * k);
-      decoded[k] = from_short<Mantissa, Bias>(code) * splat(b.scale);
+      const Floats scaled = (kLifted ? v[k] * splat(b.lift) : v[k]) * splat(b.inverse);
+      const auto byte = to_short<Mantissa, Bias>(scaled);
+      word += (byte.code << (8 * k)) + (sign_bit(scaled) >> (24 - 8 * k));
+      decoded[k] = (Floats)((Words)byte.value | sign_bit(scaled)) * splat(b.scale);
     }
     store_words(codes, word);
   }

@@ -1,6 +1,9 @@
 // Normalised Walsh-Hadamard transform in natural order.
 #pragma once
 #include "lanes.h"
+#ifdef __AVX__
+#include <immintrin.h>
+#endif
 
 namespace GW_LEVEL {
 
@@ -35,8 +38,7 @@ GW_INLINE void transform_64(const float* x, float* y, Floats norm) {
 }
 
 // Distances h and 2 h over a block.
-template <bool kLast>
-GW_INLINE void transform_4(float* y, int64_t size, int64_t h, Floats norm) {
+GW_INLINE void transform_4(float* y, int64_t size, int64_t h) {
   for (int64_t o = 0; o < size; o += 4 * h)
     for (int64_t i = o; i < o + h; i += 8) {
       Floats a = load(y + i), b = load(y + i + h), c = load(y + i + 2 * h), d = load(y + i + 3 * h);
@@ -44,18 +46,39 @@ GW_INLINE void transform_4(float* y, int64_t size, int64_t h, Floats norm) {
       butterfly(c, d);
       butterfly(a, c);
       butterfly(b, d);
-      store(y + i, kLast ? a * norm : a);
-      store(y + i + h, kLast ? b * norm : b);
-      store(y + i + 2 * h, kLast ? c * norm : c);
-      store(y + i + 3 * h, kLast ? d * norm : d);
+      store(y + i, a);
+      store(y + i + h, b);
+      store(y + i + 2 * h, c);
+      store(y + i + 3 * h, d);
     }
 }
-GW_INLINE void transform_2(float* y, int64_t size, int64_t h, Floats norm) {
-  for (int64_t i = 0; i < size / 2; i += 8) {
+
+// Stores past the caches, where the result would not stay in them anyway.
+template <bool kPast>
+GW_INLINE void put(float* p, Floats v) {
+#ifdef __AVX__
+  if (kPast) return _mm256_stream_ps(p, (__m256)v);
+#endif
+  store(p, v);
+}
+
+// The last distance, or last two: normalised, from the cache to the result.
+template <bool kPast, bool kTwo>
+GW_INLINE void transform_last(const float* y, float* out, int64_t size, Floats norm) {
+  const int64_t h = kTwo ? size / 4 : size / 2;
+  for (int64_t i = 0; i < h; i += 8) {
     Floats a = load(y + i), b = load(y + i + h);
     butterfly(a, b);
-    store(y + i, a * norm);
-    store(y + i + h, b * norm);
+    if (kTwo) {
+      Floats c = load(y + i + 2 * h), d = load(y + i + 3 * h);
+      butterfly(c, d);
+      butterfly(a, c);
+      butterfly(b, d);
+      put<kPast>(out + i + 2 * h, c * norm);
+      put<kPast>(out + i + 3 * h, d * norm);
+    }
+    put<kPast>(out + i, a * norm);
+    put<kPast>(out + i + h, b * norm);
   }
 }
 
@@ -72,27 +95,38 @@ static void transform_small(const float* x, float* y, int64_t size, float norm) 
   for (int64_t i = 0; i < size; i++) y[i] = v[i] * norm;
 }
 
-static void hadamard(const float* x, float* out, int64_t blocks, int64_t size, float norm) {
-  const Floats last = splat(norm);
+constexpr int64_t kLargestBlock = 4096;
+constexpr int64_t kPastCaches = 1 << 22;  // values; a few million do not fit
+
+template <bool kPast>
+GW_OUTLINE void transform_blocks(const float* x, float* out, int64_t blocks, int64_t size, Floats norm) {
+  float y[kLargestBlock];
   for (int64_t n = 0; n < blocks; n++, x += size, out += size) {
-    if (size < 64) {
-      transform_small(x, out, size, norm);
-      continue;
-    }
-    if (size == 64) {
-      transform_64<true>(x, out, last);
-      continue;
-    }
     for (int64_t i = 0; i < size; i += 64) {
 #pragma GCC unroll 4
       for (int k = 0; k < 64; k += 16) __builtin_prefetch(x + size + i + k);
-      transform_64<false>(x + i, out + i, last);
+      transform_64<false>(x + i, y + i, norm);
     }
     int64_t h = 64;
-    for (; 4 * h < size; h *= 4) transform_4<false>(out, size, h, last);
-    if (4 * h == size) transform_4<true>(out, size, h, last);
-    else if (2 * h == size) transform_2(out, size, h, last);
+    for (; 4 * h < size; h *= 4) transform_4(y, size, h);
+    if (4 * h == size) transform_last<kPast, true>(y, out, size, norm);
+    else transform_last<kPast, false>(y, out, size, norm);
   }
+}
+
+static void hadamard(const float* x, float* out, int64_t blocks, int64_t size, float norm) {
+  const Floats last = splat(norm);
+  if (size <= 64) {
+    for (int64_t n = 0; n < blocks; n++, x += size, out += size)
+      if (size < 64) transform_small(x, out, size, norm);
+      else transform_64<true>(x, out, last);
+    return;
+  }
+  if (blocks * size < kPastCaches || (uintptr_t)out % sizeof(Floats)) return transform_blocks<false>(x, out, blocks, size, last);
+  transform_blocks<true>(x, out, blocks, size, last);
+#ifdef __AVX__
+  _mm_sfence();
+#endif
 }
 
 }  // namespace GW_LEVEL

@@ -14,11 +14,15 @@ GW_INLINE uint64_t mix64(uint64_t z) {
 GW_INLINE uint32_t block_key(uint64_t seed, uint64_t block) {
   return (uint32_t)mix64(seed + block * 0x9E3779B97F4A7C15ull);
 }
-GW_INLINE Words hash(Words x) {
+// All steps of the hash but its last, which changes the lower half only.
+GW_INLINE Words upper_hash(Words x) {
   x ^= x >> 16;
   x *= splat_words(0x7feb352du);
   x ^= x >> 15;
-  x *= splat_words(0x846ca68bu);
+  return x * splat_words(0x846ca68bu);
+}
+GW_INLINE Words hash(Words x) {
+  x = upper_hash(x);
   return x ^ (x >> 16);
 }
 // Counters of rows 0 and 1 of group `group` of a block.

@@ -88,6 +88,7 @@ struct Levels {
   static constexpr int32_t kBias = B == 1 ? 0 : 1 << (B - 1);
   static constexpr float kShift = kRoundingShift + (B == 1 ? 0.5f : (float)kBias) * (1 << kFraction);
   static constexpr int32_t kTop = kRoundingBits >> kFraction;
+  static constexpr uint32_t kWhole = ~0u << kFraction;  // the bits of the code
 
   struct PerWord {
     uint32_t of[kPeriodWords];
@@ -118,15 +119,23 @@ struct Levels {
     Block b = scale_to(peak, B == 1 ? 0.5f : (float)((1 << (B - 1)) - 1));
     b.inverse *= 1 << kFraction;
     b.nearest = place.job.nearest;
-    b.plain = b.lift == 1 && !b.nearest;
+    b.plain = b.lift == 1;
     b.key = block_key(place.seed, place.index);
     return b;
   }
 
   template <Feedback F>
   GW_INLINE void encode_groups(const float* x, float* e, uint8_t* codes, const Block& b, int64_t groups) {
-    const Floats inverse = splat(b.inverse), scale = splat(b.scale), gain = splat(b.gain);
+    if (b.nearest) encode_rounded<F, true>(x, e, codes, b, groups);
+    else encode_rounded<F, false>(x, e, codes, b, groups);
+  }
+
+  template <Feedback F, bool kNearest>
+  GW_INLINE void encode_rounded(const float* x, float* e, uint8_t* codes, const Block& b, int64_t groups) {
+    const Floats inverse = splat(b.inverse), gain = splat(b.gain);
     const Words half = (Words)splat(0.5f * b.scale);
+    const Floats zero = splat(kRoundingShift + (float)kBias * (1 << kFraction));
+    const Floats step = splat(b.scale / (1 << kFraction));
     Words counters = first_counters(b.key, 0);
     constexpr PerWord kSums = top_sums();
     for (int64_t row = 0; row < 32 * groups; row += kPeriodRows) {
@@ -135,30 +144,31 @@ struct Levels {
       Words random = splat_words(0);
 #pragma GCC unroll 32
       for (int r = 0; r < kPeriodRows; r++) {
-        Words u;
+        Words u = splat_words(1u << (kFraction - 1));
         if (r % 2 == 0) {
-          random = hash(counters);
-          counters += splat_words(8 * kGolden32);
-          u = random & splat_words((1u << kFraction) - 1);
+          if (!kNearest) {
+            random = upper_hash(counters);
+            counters += splat_words(8 * kGolden32);
+            u = (random ^ random >> 16) & splat_words((1u << kFraction) - 1);
+          }
           __builtin_prefetch(x + (row + r) * 8 + kPrefetch);
           if (F != Feedback::kNone) __builtin_prefetch(e + (row + r) * 8 + kPrefetch, 1);
-        } else {
+        } else if (!kNearest) {
           u = random >> (32 - kFraction);
         }
         float* kept = at<F>(e, (row + r) * 8);
         const Floats v = owed<F>(x + (row + r) * 8, kept);
-        const Ints fixed = (Ints)(v * inverse + splat(kShift));
-        const Ints code = (fixed + (Ints)u) >> kFraction;  // kTop too large
+        const Words fixed = (Words)(v * inverse + splat(kShift)) + u;  // a float still
+        const Words whole = fixed & splat_words(kWhole);
         if (F != Feedback::kNone) {
-          const Words minus = (Words)(code - splat_ints(kTop + 1)) & splat_words(0x80000000u);
-          const Floats decoded =
-              B == 1 ? (Floats)(half | minus) : to_floats(code - splat_ints(kTop + kBias)) * scale;
+          const Words minus = ~(fixed << (31 - kFraction)) & splat_words(0x80000000u);
+          const Floats decoded = B == 1 ? (Floats)(half | minus) : ((Floats)whole - zero) * step;
           keep<F>(kept, v, decoded, gain);
         }
-        const int word = r * B / 32, offset = r * B % 32;
-        packed[word] += (Words)code << offset;
+        const int word = r * B / 32, offset = r * B % 32, up = offset - kFraction;
+        packed[word] += up >= 0 ? whole << up : (offset ? whole : fixed) >> -up;  // kTop too large
         if (offset + B > 32)
-          packed[word + 1 < kPeriodWords ? word + 1 : word] += (Words)code >> (32 - offset);
+          packed[word + 1 < kPeriodWords ? word + 1 : word] += whole >> (kFraction + 32 - offset);
       }
       for (int w = 0; w < kPeriodWords; w++, codes += 32) store_words(codes, packed[w]);
     }

@@ -4,6 +4,9 @@
 
 namespace GW_LEVEL {
 
+// The usual block: while one is encoded, the next is fetched.
+constexpr int64_t kPrefetchSigns = 1024;
+
 // Sum of magnitudes times `factor`, in the order reference.py states.
 template <Feedback F>
 GW_INLINE float sum_magnitudes(const float* x, const float* e, int64_t numel, float factor) {
@@ -53,8 +56,8 @@ struct Signs {
 #pragma GCC unroll 32
       for (int r = 0; r < 32; r++) {
         if (r % 2 == 0) {
-          __builtin_prefetch(x + 8 * r + kPrefetch);
-          if (F != Feedback::kNone) __builtin_prefetch(e + 8 * r + kPrefetch, 1);
+          __builtin_prefetch(x + 8 * r + kPrefetchSigns);
+          if (F != Feedback::kNone) __builtin_prefetch(e + 8 * r + kPrefetchSigns, 1);
         }
         float* kept = at<F>(e, 8 * r);
         const Floats v = owed<F>(x + 8 * r, kept);
@@ -78,12 +81,13 @@ struct Signs {
 
   template <bool kAdd>
   GW_OUTLINE void decode_groups(const uint8_t* codes, float scale_value, float* out, int64_t groups) {
-    const Words top = splat_words(0x80000000u), scale = (Words)splat(scale_value);
+    const Floats scale = splat(scale_value), negative = splat(-scale_value);
     for (int64_t g = 0; g < groups; g++, codes += 32) {
       const Words packed = load_words(codes);
 #pragma GCC unroll 32
       for (int r = 0; r < 32; r++, out += 8) {
-        const Floats value = (Floats)(scale | (packed << (31 - r) & top));
+        if (r % 2 == 0) __builtin_prefetch(out + kPrefetch, 1);
+        const Floats value = (Ints)(packed << (31 - r)) < 0 ? negative : scale;
         store(out, kAdd ? load(out) + value : value);
       }
     }

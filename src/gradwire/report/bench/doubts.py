@@ -24,6 +24,14 @@ _SAYS: dict[Kind, str] = {
     "replicas": "the ranks ended with different parameters",
     "missing": "did not run",
 }
+MARKS: dict[Kind, str] = {
+    "spread": "s",
+    "rounds": "r",
+    "busy": "b",
+    "replicas": "d",
+    "missing": "m",
+}
+"""The letter that a number carries for each kind of doubt."""
 
 
 class Doubt(NamedTuple):
@@ -59,10 +67,20 @@ def gather(doubts: Iterable[Doubt]) -> list[str]:
     return [f"{_SAYS[kind]}: {', '.join(found[kind])}" for kind in _SAYS if kind in found]
 
 
-def kinds(doubts: Iterable[Doubt]) -> list[Kind]:
-    """Return the kinds that `gather` has a line for, in its order."""
+def marks(doubts: Iterable[Doubt]) -> str:
+    """Return the letter of each kind of doubt, in the order of `gather`'s lines.
+
+    Example:
+        >>> marks([Doubt("busy", "int4", "1.2"), Doubt("spread", "int4", "± 12 %")])
+        'sb'
+    """
     found = {doubt.kind for doubt in doubts}
-    return [kind for kind in _SAYS if kind in found]
+    return "".join(MARKS[kind] for kind in _SAYS if kind in found)
+
+
+def legend(letters: str) -> list[tuple[str, str]]:
+    """Return each letter once, with what it stands for."""
+    return [(mark, _SAYS[kind]) for kind, mark in MARKS.items() if mark in letters]
 
 
 def doubts(mode: ModeResult) -> tuple[Doubt, ...]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
@@ -11,11 +10,13 @@ from markupsafe import Markup
 from gradwire.plan import Plan
 from gradwire.report.bars import Breakdown, breakdown
 from gradwire.report.bench.changes import CHANGE_HEADINGS, change_texts, compare_results
-from gradwire.report.bench.matrix import Entry, Matrix, speedup_matrix
-from gradwire.report.bench.summary import CellSummary, Speedup, summarise_bench
-from gradwire.report.bench.verdicts import prediction, verdict
+from gradwire.report.bench.doubts import legend
+from gradwire.report.bench.heat import draw_heat
+from gradwire.report.bench.matrix import speedup_matrix
+from gradwire.report.bench.overview import overview
+from gradwire.report.bench.summary import CellSummary, summarise_bench
+from gradwire.report.bench.verdicts import verdict
 from gradwire.report.bench.words import (
-    NONE,
     BenchRow,
     bench_facts,
     bench_intro,
@@ -24,7 +25,6 @@ from gradwire.report.bench.words import (
     cell_setting,
     cell_title,
     reasons,
-    times,
 )
 from gradwire.report.charts import MEGABYTES, Curve, draw_curves
 from gradwire.report.lanes import Drawing, draw_timeline
@@ -32,33 +32,6 @@ from gradwire.report.page import render_page
 from gradwire.report.results import BenchResult, ModeResult
 from gradwire.spec import spec_key
 from gradwire.timeline import Timeline
-
-_STRONGEST = 70.0
-_STRONGEST_AT = 8.0
-
-
-class HeatEntry(NamedTuple):
-    """One field of the speed-up matrix: words, and a colour where there is a number."""
-
-    text: str
-    range: str
-    colour: str
-    doubts: str
-    is_best: bool
-
-
-class HeatRow(NamedTuple):
-    """One cell's line of the matrix; None where the cell lacks a mode."""
-
-    title: str
-    entries: tuple[HeatEntry | None, ...]
-
-
-class Heat(NamedTuple):
-    """The speed-up matrix as it is drawn."""
-
-    modes: tuple[str, ...]
-    rows: tuple[HeatRow, ...]
 
 
 class PlanWords(NamedTuple):
@@ -79,7 +52,7 @@ class CellPage(NamedTuple):
     verdict: str
     modes: tuple[ModeResult, ...]
     rows: list[BenchRow]
-    reasons: list[str]
+    reasons: list[tuple[str, str]]
     breakdown: Breakdown
     charts: list[tuple[str, Markup]]
     timelines: list[tuple[str, Drawing]]
@@ -101,6 +74,7 @@ def bench_html(
     """
     shown = result if other is None else other
     summaries = summarise_bench(shown, euro_per_rank_hour=euro_per_rank_hour)
+    heat = draw_heat(speedup_matrix(summaries))
     return render_page(
         "bench.html.j2",
         result=shown,
@@ -109,36 +83,12 @@ def bench_html(
         changes=None if other is None else compare_results(result, other),
         change_headings=CHANGE_HEADINGS,
         change_texts=change_texts,
-        heat=_heat(speedup_matrix(summaries)),
-        prediction=prediction(summaries),
+        overview=overview(summaries),
+        heat=heat,
+        legend=legend(heat.letters),
         cells=[_cell(summary) for summary in summaries],
         notes=bench_notes(),
     )
-
-
-def _heat(matrix: Matrix) -> Heat:
-    rows = (
-        HeatRow(title, tuple(entry and _heat_entry(entry) for entry in entries))
-        for title, entries in matrix.rows
-    )
-    return Heat(matrix.modes, tuple(rows))
-
-
-def _heat_entry(entry: Entry) -> HeatEntry:
-    doubts, ratio = "; ".join(entry.doubts), entry.speedup
-    if ratio is None:
-        text = NONE if entry.has_run else "did not run"
-        return HeatEntry(text, "", "", doubts, entry.is_fastest)
-    middle, _, spread = times(ratio).partition(" ")
-    return HeatEntry(middle, spread.strip("()"), _colour(ratio), doubts, entry.is_fastest)
-
-
-def _colour(ratio: Speedup) -> str:
-    """Mix the page's colour with one for gain or loss, by the root of the ratio's logarithm."""
-    strength = math.sqrt(abs(math.log(ratio.median)) / math.log(_STRONGEST_AT))
-    share = _STRONGEST * min(1.0, strength)
-    paint = "--gain" if ratio.median >= 1 else "--loss"
-    return f"color-mix(in srgb, var({paint}) {share:.0f}%, var(--page))"
 
 
 def _cell(summary: CellSummary) -> CellPage:

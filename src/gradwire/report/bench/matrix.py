@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from gradwire.report.bench.doubts import gather
+from gradwire.report.bench.doubts import Doubt
 from gradwire.report.bench.summary import CellSummary, Speedup
 from gradwire.report.bench.words import cell_title
 
@@ -14,14 +14,22 @@ class Entry(NamedTuple):
     """One mode in one cell.
 
     Attributes:
+        step_s: Median; None where the mode did not run.
         doubts: Why to doubt the speed-up.
-        is_fastest: Whether no mode that exchanges gradients was faster.
+        is_fastest: Whether no mode that exchanges gradients was clearly faster.
+        is_bound: Whether it exchanges nothing, and only shows what could be gained.
     """
 
     speedup: Speedup | None = None
-    doubts: tuple[str, ...] = ()
+    step_s: float | None = None
+    doubts: tuple[Doubt, ...] = ()
     is_fastest: bool = False
-    has_run: bool = True
+    is_bound: bool = False
+
+    @property
+    def has_run(self) -> bool:
+        """Whether there is anything to show."""
+        return self.step_s is not None
 
 
 class Matrix(NamedTuple):
@@ -44,13 +52,14 @@ def speedup_matrix(summaries: Sequence[CellSummary]) -> Matrix:
 
 
 def _entries(summary: CellSummary, names: tuple[str, ...]) -> tuple[Entry | None, ...]:
-    fastest = next((mode for mode, _ in summary.ranked()), None)
+    level = summary.level()
     found = {
         m.mode.mode: Entry(
             m.numbers.over_ddp if m.numbers else None,
-            tuple(gather(summary.time_doubts(m, summary.ddp))),
-            m is fastest,
-            m.numbers is not None,
+            m.numbers.step_s.median if m.numbers else None,
+            summary.time_doubts(m, summary.ddp),
+            any(m is mode for mode in level),
+            m.mode.family == "compute",
         )
         for m in summary.modes
     }

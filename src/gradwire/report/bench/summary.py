@@ -12,6 +12,8 @@ from gradwire.report.results import BenchResult, Cell, ModeResult, StepTimes
 from gradwire.report.summary import TOLERANCE, Spread
 from gradwire.timeline import ratio
 
+TIE = 0.01
+"""Modes whose speeds differ by less are level."""
 _ITEM_BYTES = 4
 _S_PER_HOUR = 3600.0
 
@@ -36,8 +38,8 @@ class Speedup:
 
     @property
     def is_clear(self) -> bool:
-        """Whether every round agrees on which of the two is faster."""
-        return self.low > 1 or self.high < 1
+        """Whether every round agrees on which of the two is faster, and by more than `TIE`."""
+        return (self.low > 1 or self.high < 1) and abs(self.median - 1) > TIE
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,6 +116,11 @@ class CellSummary:
         ran = [(m, m.numbers) for m in exchanged if m.numbers is not None]
         return sorted(ran, key=lambda pair: pair[1].step_s.median)
 
+    def level(self) -> list[ModeSummary]:
+        """Return the fastest mode, and those that are not clearly slower."""
+        ranked = [mode for mode, _ in self.ranked()]
+        return [m for m in ranked if not _is_slower(ranked[0].mode, m.mode)]
+
 
 def summarise_bench(
     result: BenchResult, *, euro_per_rank_hour: float | None = None
@@ -134,6 +141,11 @@ def speedup(reference: ModeResult | None, mode: ModeResult) -> Speedup | None:
     pairs = zip(reference.rounds, mode.rounds, strict=False)
     ratios = [theirs.step_s / mine.step_s for theirs, mine in pairs if mine.step_s > 0]
     return Speedup.of(ratios) if ratios else None
+
+
+def _is_slower(reference: ModeResult, mode: ModeResult) -> bool:
+    found = speedup(reference, mode)
+    return found is not None and found.is_clear and found.median < 1
 
 
 def _cell(cell: Cell, price: float | None) -> CellSummary:

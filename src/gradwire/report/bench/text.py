@@ -12,9 +12,11 @@ from gradwire.report.bench.changes import (
     change_texts,
     compare_results,
 )
+from gradwire.report.bench.doubts import legend, marks
 from gradwire.report.bench.matrix import Entry, Matrix, speedup_matrix
+from gradwire.report.bench.overview import overview
 from gradwire.report.bench.summary import CellSummary, summarise_bench
-from gradwire.report.bench.verdicts import prediction, verdict
+from gradwire.report.bench.verdicts import verdict
 from gradwire.report.bench.words import (
     Marked,
     bench_facts,
@@ -26,6 +28,7 @@ from gradwire.report.bench.words import (
     times,
 )
 from gradwire.report.results import BenchResult
+from gradwire.report.summary import format_milliseconds
 from gradwire.report.wide import WideTable
 
 
@@ -50,11 +53,10 @@ def bench_text(
     for summary in summaries:
         parts += [*_cell(summary), Text()]
     parts += [
-        Text("Times plain DDP's speed; ? is doubtful, the cell says why", "bold"),
-        _matrix(speedup_matrix(summaries)),
+        Text("Times plain DDP's speed, or the step where that did not run", "bold"),
+        *_matrix(speedup_matrix(summaries)),
+        *(Text(line, "bold") for line in overview(summaries)),
     ]
-    if line := prediction(summaries):
-        parts.append(Text(line))
     parts += [Text(f"- {note}", "dim") for note in bench_notes()]
     facts = ", ".join(f"{name} {value}" for name, value in bench_facts(result).items())
     return Group(*parts, Text(f"{bench_intro(result)} {facts}.", "dim"))
@@ -67,7 +69,7 @@ def _cell(summary: CellSummary) -> list[RenderableType]:
         for i, m in enumerate(summary.modes)
     ]
     ours = frozenset(m.mode.label for m in summary.modes if m.mode.family == "gradwire")
-    doubts = [Text(f"[{i}] {line}", "yellow") for i, line in enumerate(reasons(summary), 1)]
+    doubts = [Text(f"[{mark}] {line}", "yellow") for mark, line in reasons(summary)]
     return [
         Text(cell_setting(summary.cell)),
         WideTable("Mode", [row.heading for row in quantities], rows, ours),
@@ -77,25 +79,31 @@ def _cell(summary: CellSummary) -> list[RenderableType]:
 
 
 def _marked(cell: Marked) -> Text:
-    marks = "".join(f"[{mark}]" for mark in cell.marks)
-    return Text.assemble(cell.text, (f" {marks}" if marks else "", "yellow"))
+    return Text.assemble(cell.text, (f" [{cell.marks}]" if cell.marks else "", "yellow"))
 
 
-def _matrix(matrix: Matrix) -> WideTable:
-    rows = [
-        (mode, [_entry(entries[i]) for _, entries in matrix.rows])
-        for i, mode in enumerate(matrix.modes)
-    ]
-    return WideTable("Mode", [title for title, _ in matrix.rows], rows)
+def _matrix(matrix: Matrix) -> list[RenderableType]:
+    found = [entry for _, entries in matrix.rows for entry in entries if entry]
+    letters = marks(doubt for entry in found for doubt in entry.doubts)
+    table = WideTable(
+        "Cell", matrix.modes, [(title, [*map(_entry, row)]) for title, row in matrix.rows]
+    )
+    return [table, *(Text(f"[{mark}] {line}", "yellow") for mark, line in legend(letters))]
 
 
 def _entry(entry: Entry | None) -> Text:
     if entry is None:
         return Text("")
-    text = Text(times(entry.speedup) if entry.has_run else "did not run")
+    if entry.step_s is None:
+        text = Text("did not run")
+    elif entry.speedup is None:
+        text = Text(f"{format_milliseconds(entry.step_s)} ms")
+    else:
+        text = Text(times(entry.speedup))
     if entry.speedup is not None and entry.speedup.is_clear:
         text.stylize("green" if entry.speedup.low > 1 else "red")
-    return Text.assemble(text, (" ?" if entry.doubts else "", "yellow"))
+    letters = marks(entry.doubts)
+    return Text.assemble(text, (f" [{letters}]" if letters else "", "yellow"))
 
 
 def _changes(changes: Changes) -> list[RenderableType]:

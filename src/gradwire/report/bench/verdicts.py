@@ -29,6 +29,21 @@ def verdict(summary: CellSummary) -> str:
     return " ".join(part for part in parts if part)
 
 
+def worse_losses(summary: CellSummary) -> list[tuple[str, float]]:
+    """Return gradwire's modes that ended above plain DDP's validation loss, and by how much."""
+    base = summary.ddp and summary.ddp.validations
+    if not base or not math.isfinite(base[-1].loss):
+        return []
+    goal = base[-1].loss
+    return [
+        (m.mode.label, n.validation.loss - goal)
+        for m, n in summary.ranked()
+        if m.mode.family == "gradwire"
+        and n.validation is not None
+        and not n.validation.loss <= goal * (1 + TOLERANCE)
+    ]
+
+
 def prediction(summaries: Sequence[CellSummary]) -> str:
     """Say how far predicted step times lie from measured ones, where there are any."""
     errors = [
@@ -86,23 +101,14 @@ def _slower(ours: list[_Ranked]) -> str:
 
 
 def _is_loss(ratio: Speedup | None) -> bool:
-    return ratio is not None and ratio.high < 1
+    return ratio is not None and ratio.is_clear and ratio.median < 1
 
 
 def _losses(summary: CellSummary) -> str:
     base = summary.ddp and summary.ddp.validations
-    if not base:
-        return ""
-    goal = base[-1].loss
-    if not math.isfinite(goal):
+    if base and not math.isfinite(base[-1].loss):
         return "Plain DDP's validation loss DIVERGED: losses say nothing here."
-    worse = [
-        f"{m.mode.label} ({_more(n.validation.loss - goal)})"
-        for m, n in summary.ranked()
-        if m.mode.family == "gradwire"
-        and n.validation is not None
-        and not n.validation.loss <= goal * (1 + TOLERANCE)
-    ]
+    worse = [f"{label} ({_more(loss)})" for label, loss in worse_losses(summary)]
     return f"LOSES in validation loss against plain DDP: {', '.join(worse)}." if worse else ""
 
 

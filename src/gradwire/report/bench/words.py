@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import fields
 from typing import NamedTuple
 
@@ -11,9 +11,8 @@ from gradwire.report.bench.doubts import (
     MAX_SPREAD,
     MIN_ROUNDS,
     Doubt,
-    Kind,
     gather,
-    kinds,
+    marks,
 )
 from gradwire.report.bench.summary import CellSummary, ModeSummary, Numbers, Speedup
 from gradwire.report.results import BenchResult, Cell
@@ -31,10 +30,10 @@ _NETWORKS = {
 
 
 class Marked(NamedTuple):
-    """A number as text, and the places of its doubts in the cell's list."""
+    """A number as text, and a letter for each kind of doubt about it."""
 
     text: str
-    marks: tuple[int, ...] = ()
+    marks: str = ""
 
 
 class BenchRow(NamedTuple):
@@ -159,33 +158,27 @@ _QUANTITIES = (
 )
 
 
-def reasons(summary: CellSummary) -> list[str]:
-    """Return a line a kind of doubt in a cell; marks are places in it, from 1."""
-    return gather(_all_doubts(summary))
-
-
-def _all_doubts(summary: CellSummary) -> list[Doubt]:
-    return [doubt for mode in summary.modes for doubt in mode.doubts]
+def reasons(summary: CellSummary) -> list[tuple[str, str]]:
+    """Return, for each kind of doubt in a cell, its letter and a line that says why."""
+    found = [doubt for mode in summary.modes for doubt in mode.doubts]
+    return list(zip(marks(found), gather(found), strict=True))
 
 
 def bench_table(summary: CellSummary) -> list[BenchRow]:
     """Return a row a quantity, with a number a mode; rows without any are left out."""
-    order = kinds(_all_doubts(summary))
     rows = [
-        BenchRow(q.heading, tuple(_marked(q, m, summary, order) for m in summary.modes))
+        BenchRow(q.heading, tuple(_marked(q, m, summary) for m in summary.modes))
         for q in _QUANTITIES
     ]
     return [row for row in rows if any(cell.text not in {NONE, ""} for cell in row.cells)]
 
 
-def _marked(
-    quantity: _Quantity, mode: ModeSummary, summary: CellSummary, order: Sequence[Kind]
-) -> Marked:
+def _marked(quantity: _Quantity, mode: ModeSummary, summary: CellSummary) -> Marked:
     if mode.numbers is None and quantity is not _QUANTITIES[0]:
         return Marked("")
     text = quantity.write(mode.numbers, mode) if mode.numbers else "did not run"
     doubts = quantity.doubts(summary, mode) if text != NONE else ()
-    return Marked(text, tuple(sorted({1 + order.index(d.kind) for d in doubts})))
+    return Marked(text, marks(doubts))
 
 
 def cell_title(cell: Cell) -> str:
@@ -208,9 +201,10 @@ def cell_setting(cell: Cell) -> str:
     link = "not limited"
     if rate is not None:
         link = f"{format_rate(rate)} each way for each rank, {_NETWORKS[cell.network]}"
+    by = f" by {cell.latency_by}" if cell.latency_by else ""
     return (
         f"{cell.model}{size} on {cell.ranks} ranks; link {link}; "
-        f"one-way latency {format_seconds(cell.latency_s)}{_asked(cell)}."
+        f"one-way latency {format_seconds(cell.latency_s)}{by}{_asked(cell)}."
     )
 
 

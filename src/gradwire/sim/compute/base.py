@@ -8,6 +8,8 @@ from gradwire.sim.catalogue import LayerShape, Network
 from gradwire.spec import check_whole
 from gradwire.workload import Layer, Workload
 
+_MOST_SAMPLES = 1 << 30
+
 
 class ComputeModel(Protocol):
     """Predicts how long a device takes for a layer. Pure."""
@@ -48,7 +50,7 @@ def workload(
         >>> work.name, work.numel
         ('lenet5 on a100', 61706)
     """
-    check_whole("batch_size", batch_size, 1)
+    check_whole("batch_size", batch_size, 1, _MOST_SAMPLES)
     layers = tuple(
         Layer(
             shape.name,
