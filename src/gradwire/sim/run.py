@@ -157,9 +157,7 @@ def _run(step: Step, engine: Runner, wiring: Wiring) -> tuple[Timeline, float]:
     # Where cores are shared, it is seen how much codec and backward delay each other.
     chi = 0.0 if cluster.shared_cores else step.hardware.device.interference
     slowdowns = cluster.slowdowns()[: 1 if step.stands_for_all else None]
-    ranks = [
-        Rank(n, queue, wiring.threads(n), factor, chi) for n, factor in enumerate(slowdowns)
-    ]
+    ranks = [Rank(n, queue, wiring.threads(n), factor, chi) for n, factor in enumerate(slowdowns)]
     ends: list[float] = []
     with _uncollected():
         for rank in ranks:

@@ -112,4 +112,3 @@ def test_operations_grow_no_faster_than_events_times_their_logarithm():
     small = unit(16, 8)
     assert unit(128, 8) < 1.1 * small
     assert unit(16, 64) < 1.1 * small
-
