@@ -113,16 +113,16 @@ pictures: .venv/package.stamp .venv/tools.stamp
 # Is attach never slower? All fixed plans as the oracle; about an hour, as root.
 HAGC := docs/assets/results/hagc.json
 HAGC_MODES := nosync,none,none@5,fp16@5,bf16@5,bf16@2v,powersgd1@1000,powersgd2@1000,gradwire:auto@5,gradwire:auto@2v
-HAGC_PLANS := none bf16 int8 int6 int4 int3 int2 sign topk low_rank:1 low_rank:2
+HAGC_PLANS := none bf16 int8 int6 nearest4 nearest3 int2 sign topk low_rank:1 low_rank:2
 EMPTY :=
 COMMA := ,
-HAGC_FIXED := $(subst $(EMPTY) ,$(COMMA),$(HAGC_PLANS:%=gradwire:%@5) gradwire:int6@2v gradwire:int6@broadcast@2v)
+HAGC_FIXED := $(subst $(EMPTY) ,$(COMMA),$(HAGC_PLANS:%=gradwire:%@5) gradwire:int6@2v gradwire:int6@broadcast@2v gradwire:nearest3@broadcast@2v)
 
 bench-hagc: .venv/package.stamp
 	$(BIN)/gradwire bench --lab --models accel,mlp --ranks 2,4 \
 		--rates 100Mbit/s,1Gbit/s,10Gbit/s,unlimited --modes $(HAGC_MODES),$(HAGC_FIXED) \
 		--rounds 3 --steps 8 --round-time 3s --out $(HAGC) --resume $(ARGS)
-	$(BIN)/python benchmarks/hagc.py $(HAGC)
+	$(BIN)/python benchmarks/hagc.py $(HAGC) --picture docs/assets/hagc.svg
 
 # AQGB against the others, on six models, in the lab: hours in all, so choose, such as
 # ARGS='--models accel,mlp --ranks 2 --seeds 1'. It goes on where it was interrupted.

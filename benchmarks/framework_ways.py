@@ -207,28 +207,24 @@ def transformers(plan: str | None) -> list[float]:
 
 
 def ray(plan: str | None) -> list[float]:
-    """Train with Ray Train, which starts the process group by itself."""
-    from ray import train  # noqa: PLC0415 - an extra
-    from ray.train import ScalingConfig  # noqa: PLC0415
-    from ray.train.torch import TorchTrainer  # noqa: PLC0415
+    """Train as on a worker of Ray Train, but in the processes of the benchmark."""
+    import ray.train.torch  # noqa: PLC0415 - an extra
+    from ray.train.v2._internal.execution import train_fn_utils  # noqa: PLC0415
 
     from gradwire.integrations.ray import prepare_model  # noqa: PLC0415
 
-    clock = Clock()
-
-    def loop() -> None:
-        sync = None
-        if plan:
-            model, sync = prepare_model(net(), plan)
-        else:
-            model = train.torch.prepare_model(net())
-        steps(model, clock)
-        if sync:
-            sync.close()
-
-    dist.destroy_process_group()
-    TorchTrainer(loop, scaling_config=ScalingConfig(num_workers=0)).fit()
-    dist.init_process_group("gloo")
+    rank = dist.get_rank()
+    train_fn_utils.set_train_fn_utils(
+        train_fn_utils.LocalTrainFnUtils("bench", {}, RANKS, rank, rank, RANKS)
+    )
+    clock, sync = Clock(), None
+    if plan:
+        model, sync = prepare_model(net(), plan)
+    else:
+        model = ray.train.torch.prepare_model(net())
+    steps(model, clock)
+    if sync:
+        sync.close()
     return clock.times
 
 

@@ -5,9 +5,9 @@
 
 Each is run with gradwire and without, which shows what the framework itself adds.
 A step is forward, backward and update, from its beginning to its end as the
-framework marks them; loading data is not part of it. Ray Train runs in its local
-mode, in processes that torchrun or, here, the benchmark starts. torchft asks for a
-quorum in every step, so its steps are longer with gradwire and without.
+framework marks them; loading data is not part of it. Ray Train's model is prepared
+as on its workers, but in the benchmark's processes. torchft asks for a quorum in
+every step, so its steps are longer with gradwire and without.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ def run(rank: int, options: argparse.Namespace, port: int) -> None:
     """Be one rank: train with each in turn; print and store the times on rank 0."""
     warnings.filterwarnings("ignore")
     logging.disable()
+    os.environ.setdefault("RUST_LOG", "off")  # what torchft tells of each step
     torch.set_num_threads(1)
     os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(RANKS))
     os.environ.update(MASTER_ADDR="localhost", MASTER_PORT=str(port))

@@ -217,8 +217,7 @@ def _show(way: str, found: Mapping[str, list[dict[str, Any]]]) -> None:
     print(
         f"  {way:15} {median(ratios):5.2f} ({min(ratios):.2f} to {max(ratios):.2f})"
         f"  1 + harm {1 + median(harms):.2f}"
-        f"  loss {median(r['curve'][-1][1] for r in found[way]):.3f}"
-        f"  {layers}",
+        f"  loss {median(r['curve'][-1][1] for r in found[way]):.3f}  {layers}",
         flush=True,
     )
 

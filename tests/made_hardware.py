@@ -7,7 +7,10 @@ from gradwire.planner.step import Setting
 from gradwire.units import parse_rate
 from gradwire.workload import Layer, Workload, parameter
 
-NAMES = ("none", "bf16", "fp16", "fp8", *(f"int{b}" for b in range(8, 1, -1)), "sign")
+NAMES = (
+    *("none", "bf16", "fp16", "fp8", *(f"int{b}" for b in range(8, 1, -1)), "sign"),
+    *(f"nearest{b}" for b in range(8, 2, -1)),
+)
 GOODPUT = 0.946
 """Share of a line's rate that TCP carries as payload: 1448 of 1530 bytes."""
 

@@ -1,8 +1,10 @@
 from __future__ import annotations
 
+import errno
 import json
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from click.testing import CliRunner, Result
@@ -10,6 +12,8 @@ from expecttest import assert_expected_inline
 
 from gradwire import doctor as doctor_checks
 from gradwire.cli import main
+from gradwire.cli.files import write_file
+from gradwire.errors import CommandError
 from gradwire.lab import netns
 
 
@@ -189,3 +193,14 @@ def test_command_line_starts_without_torch(module):
 def test_python_m_gradwire_is_the_command_line():
     output = subprocess.check_output([sys.executable, "-m", "gradwire", "--version"], text=True)
     assert "gradwire" in output
+
+
+def test_a_disk_that_is_full_leaves_no_half_file(tmp_path, monkeypatch):
+    def fill(path, text, **_):
+        path.write_bytes(text[:3].encode())
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(Path, "write_text", fill)
+    with pytest.raises(CommandError, match="cannot be written: No space left"):
+        write_file(tmp_path / "a.json", "whole")
+    assert list(tmp_path.iterdir()) == []

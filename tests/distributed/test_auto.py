@@ -111,7 +111,7 @@ def test_wrap_makes_buckets_of_the_advised_size():
 
 
 def test_an_error_out_of_range_is_refused():
-    with pytest.raises(SpecError, match=r"Auto.max_error=-1 is not at least 0"):
-        Auto(max_error=-1)
+    with pytest.raises(SpecError, match=r"Auto.max_harm=-1 is not at least 0"):
+        Auto(max_harm=-1)
     with pytest.raises(SpecError, match=r"auto=.* is not an object"):
         Auto.from_dict({"max_loss": 1})

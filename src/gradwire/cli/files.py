@@ -41,12 +41,15 @@ def require_apart(*paths: Path | None) -> None:
 
 
 def write_file(path: Path, text: str) -> None:
-    """Write a file.
+    """Write a file, or leave none where there was none.
 
     Raises:
         CommandError: The system refuses.
     """
+    is_new = not path.exists()
     try:
         path.write_text(text, encoding="utf-8")
     except OSError as error:
+        if is_new:  # half a file would be taken for a whole one
+            path.unlink(missing_ok=True)
         raise CommandError(f"{path} cannot be written: {error.strerror}") from None

@@ -12,9 +12,10 @@ from gradwire.cli.files import require_free, write_file
 from gradwire.errors import CommandError
 from gradwire.hardware import Hardware, LinkSpeed
 from gradwire.planner.break_even import break_even_alone, break_even_overlapped
-from gradwire.planner.errors import MAX_ERROR, parse_errors
+from gradwire.planner.errors import parse_errors
 from gradwire.planner.select import CANDIDATES, CAPS_BYTES, PLAIN, Decision, Limits, select_plan
 from gradwire.planner.step import Setting
+from gradwire.spec import Auto
 from gradwire.units import parse_rate, parse_seconds
 from gradwire.workload import Workload
 
@@ -29,7 +30,13 @@ _OUT = click.Path(path_type=Path)
 @click.option("--ranks-per-node", type=int, default=1, show_default=True, help="Of those.")
 @click.option("--link", help='Another rate than the measured one, such as "1Gbit/s".')
 @click.option("--latency", help='Another one-way delay, such as "1ms".')
-@click.option("--max-error", type=float, default=MAX_ERROR, show_default=True, help="Allowed loss.")
+@click.option(
+    "--max-harm",
+    type=float,
+    default=Auto().max_harm,
+    show_default=True,
+    help="Share of more steps allowed.",
+)
 @click.option("--errors", type=_FILE, help="From `gradwire measure --model --errors`.")
 @click.option("--candidates", help="Short names of what may be used, such as none,int8,int4.")
 @click.option("--bucket-cap-mb", type=int, help="DDP's bucket size, if it is given. [MiB]")
@@ -45,7 +52,7 @@ def command(  # noqa: PLR0913 - one argument an option
     ranks_per_node: int,
     link: str | None,
     latency: str | None,
-    max_error: float,
+    max_harm: float,
     errors: Path | None,
     candidates: str | None,
     bucket_cap_mb: int | None,
@@ -57,7 +64,7 @@ def command(  # noqa: PLR0913 - one argument an option
     """Choose what each bucket sends, from measured costs.
 
     Of the plans that are close to the fastest, the most exact one is taken;
-    compression must win by more than 2 %.
+    compression must win by more than 5 %.
     """
     if out is not None:
         require_free(out, force=force)
@@ -71,7 +78,7 @@ def command(  # noqa: PLR0913 - one argument an option
     caps = CAPS_BYTES if bucket_cap_mb is None else (bucket_cap_mb << 20,)
     names = tuple(candidates.split(",")) if candidates else CANDIDATES
     own = parse_errors(_read(errors)) if errors is not None else None
-    decision = select_plan(setting, errors=own, limits=Limits(max_error, names, caps))
+    decision = select_plan(setting, errors=own, limits=Limits(max_harm, names, caps))
     _show(decision, explain=explain, as_json=as_json)
     if out is not None:
         write_file(out, decision.plan.to_json() + "\n")

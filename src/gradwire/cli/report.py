@@ -67,14 +67,14 @@ def _renderers(
     read: report.Result, later: report.Result | None, price: float | None
 ) -> dict[str, Callable[[], Any]]:
     """Return what draws a result, by kind of output; plain text is `"text"`."""
-    if isinstance(read, report.SweepResult) or isinstance(later, report.SweepResult):
-        if later is not None or price is not None:
-            raise CommandError(
-                "a sweep is shown by itself: its price is given to gradwire simulate, and it has "
-                "no OTHER to be compared with"
-            )
+    if isinstance(read, report.SweepResult) and later is None and price is None:
         return {"text": partial(report.sweep_text, read), "html": partial(report.sweep_html, read)}
-    before, after = report.as_bench(read), later and report.as_bench(later)
+    if isinstance(read, report.SweepResult) or isinstance(later, report.SweepResult):
+        raise CommandError(
+            "a sweep is shown by itself: its price is given to gradwire simulate, and it has "
+            "no OTHER to be compared with"
+        )
+    before, after = report.as_bench(read), None if later is None else report.as_bench(later)
     kinds: dict[str, Callable[[], Any]] = {
         "text": partial(report.bench_text, before, after, euro_per_rank_hour=price),
         "html": partial(report.bench_html, before, after, euro_per_rank_hour=price),

@@ -91,8 +91,8 @@ def share(bits: int | None, shares: Shares, *, feedback: bool) -> float:
         return shares.stochastic * _FLOAT_ERROR[bits]
     if not feedback and bits in _WITHOUT:
         return shares.stochastic * _WITHOUT[bits]
-    step = _NEAREST if feedback else _STOCHASTIC
-    return shares.stochastic * step / (2 ** (bits - 1) - 1) ** 2
+    levels = (1 << bits - 1) - 1
+    return shares.stochastic * (_NEAREST if feedback else _STOCHASTIC) / levels**2
 
 
 def reducer(

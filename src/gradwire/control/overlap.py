@@ -9,23 +9,19 @@ from gradwire.control.base import LayerStats, NetworkStats
 from gradwire.control.levels import (
     SPARSE_DENSITY,
     Exchange,
-    bf16_bytes,
     codec,
-    demand,
     reducer,
 )
 from gradwire.control.measured import JUMP, Measured
 from gradwire.control.progress import Schedule, schedule_of
-from gradwire.errors import SpecError
+from gradwire.control.ways import LEAST, Ways
 from gradwire.planner.bits import Allocation, Demand, solve
 from gradwire.planner.greedy import excess
 from gradwire.planner.harm import harm
 from gradwire.spec import Broadcast, CodecSpec, ReducerSpec, Sparse
-from gradwire.spec.adaptive import LEVELS, Adaptive
+from gradwire.spec.adaptive import Adaptive
 
 _ROUNDS: dict[Exchange, int] = {"broadcast": 1, "two_phase": 2}
-_LOSSES: dict[Exchange, float] = {"broadcast": 1.0, "two_phase": 2.0}
-"""Encodings on the way to the mean: each adds about the same squared error."""
 _WAIT_HIGH, _WAIT_LOW = 0.02, 0.005
 _BUSY = 0.95
 _LESS, _MORE = 0.85, 1.01
@@ -35,10 +31,6 @@ _EARLY = (1, 2, 4, 8)  # the first plans know little
 _PAYS = 0.02
 """A change must lower the time to a loss by this part."""
 _FINER = 8.0  # a plan that loses so much less is taken, too
-_LEAST = 1e-30
-"""Stands for an error of 0: gradients of zeros need no bits, but a plan."""
-_UNLIKE = 1.25
-"""Links that differ by more get bits of their own."""
 
 Bits = tuple[int | None, ...]
 """The level of each layer; None for a sparse payload."""
@@ -93,6 +85,7 @@ class OverlapController:
         self.decision: Decision | None = None
         self._schedule: Schedule = schedule_of(self.settings)
         self._measured = Measured()
+        self._ways = Ways(self.settings, self._measured)
         self._reducers: dict[str, ReducerSpec] = {}
         self._solved: tuple[int, tuple[float, ...], tuple[str, ...]] | None = None
         self._margin = 1.0
@@ -118,13 +111,13 @@ class OverlapController:
         if self._solved is None or self._solved[2] != measured.names:
             self._reducers = {}
         self._solved = (step, measured.bandwidth, measured.names)
-        ways = self._exchanges(floor, network.world_size)
+        ways = self._ways.exchanges(floor, network.world_size)
         # A stall that latency forces is worth filling: higher floors are tried, too.
         tried = [
             self._decide(way, least, floor, network.world_size)
             for way in ways
-            for least in self._floors(floor)
-            if least == floor or self._is_below_bf16(way, least, network.world_size)
+            for least in self._ways.floors(floor)
+            if least == floor or self._ways.is_below_bf16(way, least, network.world_size)
         ]
         fine = [d for d in tried if self._is_fine(d)] or [min(tried, key=lambda d: d.error)]
         best = min(fine, key=self._time)
@@ -172,7 +165,7 @@ class OverlapController:
         if waits is None or self.decision is None:
             return 0.0
         wait_s = min(waits.wait_s - self.decision.stall_s, waits.rear_s)
-        return wait_s / max(self._measured.step_s, _LEAST)
+        return wait_s / max(self._measured.step_s, LEAST)
 
     def _learn_from_waits(self) -> None:
         waits = self._measured.waits()
@@ -195,53 +188,10 @@ class OverlapController:
         else:
             self._strictness = min(1.0, self._strictness * _MORE)
 
-    def _exchanges(self, floor: int, world_size: int) -> list[Exchange]:
-        """Return what may be used; broadcast only where it moves less than bfloat16."""
-        asked = self.settings.reducer
-        ways: list[Exchange] = ["two_phase", "broadcast"] if asked == "best" else [asked]
-        if "broadcast" in ways and not self.settings.force:
-            is_refused = not self._is_below_bf16("broadcast", floor, world_size)
-            if is_refused and asked == "broadcast":
-                least, limit = self._least_and_bf16("broadcast", floor, world_size)
-                raise SpecError(
-                    "Adaptive.reducer",
-                    asked,
-                    f"sensible here: at the floor of {floor} bits it would send {least} bytes a"
-                    f" rank with {world_size} ranks, a bf16 all-reduce {limit}; use"
-                    " reducer='two_phase', a lower floor, or force=True",
-                )
-            if is_refused:
-                ways.remove("broadcast")
-        return ways
-
-    def _least_and_bf16(self, exchange: Exchange, least: int, world_size: int) -> tuple[int, int]:
-        """Return the bytes of a floor, and those of a bfloat16 all-reduce."""
-        demands = self._demands(exchange, least, world_size)
-        limit = sum(bf16_bytes(n, world_size) for n in self._measured.numels)
-        return sum(d.options[0].cost for d in demands), limit
-
-    def _is_below_bf16(self, exchange: Exchange, least: int, world_size: int) -> bool:
-        size, limit = self._least_and_bf16(exchange, least, world_size)
-        return size < limit or self.settings.force
-
-    def _demands(self, exchange: Exchange, floor: int, world_size: int) -> list[Demand]:
-        settings = self.settings
-        bounds, feedback, force = (floor, settings.cap), settings.feedback, settings.force
-        return [
-            demand(n, world_size, exchange, bounds, s.rounded(), feedback=feedback, force=force)
-            for n, s in zip(self._measured.numels, self._measured.shares, strict=True)
-        ]
-
-    def _weights(self, exchange: Exchange) -> list[float]:
-        return [max(x, _LEAST) * _LOSSES[exchange] for x in self._measured.squares]
-
-    def _floors(self, floor: int) -> list[int]:
-        return [bits for bits in LEVELS if floor <= bits <= self.settings.cap]
-
     def _decide(self, exchange: Exchange, least: int, floor: int, world_size: int) -> Decision:
         """Solve for one exchange and least bits, for each link that differs."""
-        demands = self._demands(exchange, least, world_size)
-        rates = self._rates(exchange)
+        demands = self._ways.demands(exchange, least, world_size)
+        rates = self._ways.rates(exchange)
         found = {rate: self._solve(demands, rate, exchange) for rate in sorted(set(rates))}
         solved = [found[rate] for rate in rates]
         return Decision(
@@ -253,19 +203,11 @@ class OverlapController:
             self._margin,
         )
 
-    def _rates(self, exchange: Exchange) -> list[float]:
-        """Return the rate of each sender, or the slowest for all."""
-        rates = [max(rate, 1.0) for rate in self._measured.bandwidth]
-        differ = max(rates) > _UNLIKE * min(rates)
-        return (
-            rates if exchange == "broadcast" and self.settings.senders and differ else [min(rates)]
-        )
-
     def _solve(self, demands: Sequence[Demand], rate: float, exchange: Exchange) -> Allocation:
         rate *= self._margin
         budgets = self._measured.budgets(rate, _ROUNDS[exchange])
         worth = self._square() / max(self._measured.compute_s, 1e-9) / rate
-        return solve(demands, budgets, worth, self._most_error(), self._weights(exchange))
+        return solve(demands, budgets, worth, self._most_error(), self._ways.weights(exchange))
 
     def _most_error(self) -> float:
         """Return the error of all layers that the bound stands for."""
@@ -279,7 +221,7 @@ class OverlapController:
 
     def _square(self) -> float:
         """Return the squared norm of what all layers owe."""
-        return max(sum(self._measured.squares), _LEAST)
+        return max(sum(self._measured.squares), LEAST)
 
     def _time(self, decision: Decision) -> float:
         """Return how long training takes, up to a factor that all decisions share."""
@@ -292,8 +234,10 @@ class OverlapController:
         assert now is not None
         if len(now.bits) != len(best.bits) or len(now.bits[0]) != len(best.bits[0]):
             return False
-        found = [self._demands(now.exchange, f, world_size) for f in self._floors(now.floor)]
-        weights, rates = self._weights(now.exchange), self._rates(now.exchange)
+        found = [
+            self._ways.demands(now.exchange, f, world_size) for f in self._ways.floors(now.floor)
+        ]
+        weights, rates = self._ways.weights(now.exchange), self._ways.rates(now.exchange)
         if len(rates) != len(now.bits):  # links have begun, or ceased, to differ
             rates = [min(rates)] * len(now.bits)
         stall_s, error = 0.0, 0.0

@@ -43,14 +43,15 @@ def attach(
             wrapped by Lightning, Accelerate or the like), or a model that
             `torch.distributed.fsdp.fully_shard` was applied to.
         plan: A plan, the path of a plan file, a reducer spec or its short name
-            (`none bf16 fp16 fp8 int8 ... int1 sign topk threshold random_k
-            low_rank`; `int8@hierarchical` for nodes of several ranks). None is
-            `"auto"` for a DDP model: measure codecs and links now, which takes
-            a few seconds, observe the first steps, and use what makes steps
-            shortest within an error, plain DDP where nothing can be gained; see
-            `decision`. `Auto(...)` sets the error. On a GPU `"auto"` is 6 bits
-            with error feedback for matrices of 1,024 values or more, float32
-            for the rest; for a sharded model None is 8 bits without feedback.
+            (`none bf16 fp16 fp8 int8 ... int1 nearest8 ... nearest3 sign topk
+            threshold random_k low_rank`; `int8@hierarchical` for nodes of several
+            ranks). None is `"auto"` for a DDP model: measure codecs and links now,
+            which takes a few seconds, observe the first steps, and use what reaches
+            a loss soonest, plain DDP where nothing can be gained; see `decision`.
+            `Auto(max_harm=...)` says how many more steps it may take. On a GPU
+            `"auto"` is 6 bits with error feedback for matrices of 1,024 values or
+            more, float32 for the rest; for a sharded model None is 8 bits without
+            feedback.
         link: Make transfers last as long as on such a link, to try one out.
         check_every: Every so many steps verify that nothing is lost and that
             all ranks hold the same parameters; 0 for never.

@@ -74,9 +74,9 @@ class Clock:
             self._seen[self.step].forward_end_s = time.perf_counter()
 
     def bucket(self, names: tuple[str, ...], *, is_last: bool) -> None:
-        """Note that a bucket's gradients are there."""
-        if self.step in self._seen:
-            self._seen[self.step].ready.append((names, time.perf_counter()))
+        """Note that a bucket's gradients are there; a step without forward begins with it."""
+        now_s = time.perf_counter()
+        self._seen.setdefault(self.step, Seen(now_s, now_s)).ready.append((names, now_s))
         if is_last:
             self.step += 1
             self._seen.pop(self.step - _KEPT, None)

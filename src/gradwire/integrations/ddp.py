@@ -29,7 +29,7 @@ from gradwire.integrations.pilot import AutoPilot, Task
 from gradwire.integrations.plain import average
 from gradwire.plan import AUTO, DENSE, Parameter, Plan
 from gradwire.planner.shortlist import candidates
-from gradwire.spec import Auto, LowRank, ReducerSpec, parse_reducer
+from gradwire.spec import Auto, ReducerSpec, parse_reducer
 
 _WRAPPED_IN = ("_orig_mod", "module", "_forward_module", "model", "strategy")
 _LOOKED_AT_EVERY = 100
@@ -267,11 +267,8 @@ def _hook(state: _Hook, bucket: GradBucket) -> torch.futures.Future[Tensor]:
 
 
 def _sample(gradient: Tensor) -> Tensor:
-    """Copy the first rows of a gradient, as a matrix."""
-    if gradient.dim() < 2:  # noqa: PLR2004 - a matrix has two
-        return gradient.detach()[:_SAMPLE].clone()
-    matrix = gradient.detach().view(LowRank.matrix_shape(tuple(gradient.shape)))
-    return matrix[: max(1, _SAMPLE // matrix.shape[1])].clone()
+    """Copy the first values of a gradient."""
+    return gradient.detach().reshape(-1)[:_SAMPLE].clone()
 
 
 def _unwrap(arrived: torch.futures.Future[tuple[Tensor | None, BaseException | None]]) -> Tensor:

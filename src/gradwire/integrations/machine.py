@@ -68,7 +68,7 @@ def find_machine(mailbox: Mailbox, specs: Sequence[ReducerSpec], *, is_kept: boo
     measured = Hardware(device, kernels, *links, place.fingerprint())
     first = mailbox.gather_objects(measured.to_json())[0]
     if is_kept and mailbox.rank == 0:
-        cache.save(measured, place)
+        cache.keep(measured, place)
     return Machine(Hardware.from_json(str(first)), local, "a measurement at attach")
 
 

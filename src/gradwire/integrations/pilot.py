@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
+from math import inf
 from statistics import median
 from typing import NamedTuple, TypeVar
 
@@ -117,6 +118,8 @@ class AutoPilot:
         yield Order(None, WARMUP_STEPS + self._auto.observed_steps - 1)
         self.clock.is_sampling = True
         yield Order(None, 1)
+        while not self._is_observed:
+            yield Order(None, 1)
         self.clock.is_sampling = False
         steps = range(self._step - self._auto.observed_steps, self._step)
         errors = self._submit(_errors, dict(self.clock.samples), self._names)
@@ -126,6 +129,18 @@ class AutoPilot:
         yield from self._choose(steps, self._machine.hardware, errors.result(), None)
         yield from self._watch(errors.result())
 
+    @property
+    def _is_observed(self) -> bool:
+        """Whether the steps had a forward pass here, and gradients to learn from.
+
+        They have none within Join after this rank's last input, and a loss
+        scale that is still too large makes them infinite.
+        """
+        assert self.clock is not None
+        steps = range(self._step - self._auto.observed_steps, self._step)
+        peaks = [float(x.abs().max()) for x in self.clock.samples.values() if x.numel()]
+        return bool(self.clock.of(steps)) and 0 < sum(peaks) < inf
+
     def _choose(
         self,
         steps: range,
@@ -134,9 +149,13 @@ class AutoPilot:
         current: Plan | None,
     ) -> Orders:
         """Plan in the background, try what is close, and settle."""
+        assert self.clock is not None
+        while not self.clock.of(steps):  # as above
+            yield Order(None, 1)
+            steps = range(self._step - len(steps), self._step)
         setting = self._setting(steps, hardware)
         limits = Limits(
-            self._auto.max_error,
+            self._auto.max_harm,
             self._names,
             (self._task.cap_bytes,),
         )

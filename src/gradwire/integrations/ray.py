@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from ray import train
+from ray.train.torch import prepare_model as ray_prepare_model
 from torch import nn
 
 from gradwire.engine.synchronizer import Synchronizer
@@ -34,5 +34,5 @@ def prepare_model(
     Returns:
         The wrapped model, and the handle.
     """
-    wrapped: nn.Module = train.torch.prepare_model(model, **options)
+    wrapped: nn.Module = ray_prepare_model(model, **options)
     return wrapped, attach(wrapped, plan, **(attach_options or {}))

@@ -146,34 +146,5 @@ def hadamard_base(size: int) -> Tensor:
     return base
 
 
-_PARTS = reference_rotated.Parts(quantize_encode, quantize_decode, hadamard)
-
-
-def rotated_encode(
-    x: Tensor,
-    segments: Tensor,
-    stream: int,
-    bits: int,
-    block_size: int,
-    nearest: bool,
-    residual: Tensor | None,
-    gain: float,
-    payload: Tensor,
-) -> None:
-    """See `reference_rotated.encode_with`: of the native kernels."""
-    where = (segments, stream, bits, block_size, nearest)
-    reference_rotated.encode_with(_PARTS, x, *where, residual, gain, payload)
-
-
-def rotated_decode(
-    payloads: Tensor,
-    segments: Tensor,
-    bits: int,
-    block_size: int,
-    divisor: float,
-    accumulate: bool,
-    out: Tensor,
-) -> None:
-    """See `reference_rotated.decode_with`: of the native kernels."""
-    where = (segments, bits, block_size)
-    reference_rotated.decode_with(_PARTS, payloads, *where, divisor, accumulate, out)
+_ROTATION = reference_rotated.Rotation(quantize_encode, quantize_decode, hadamard)
+rotated_encode, rotated_decode = _ROTATION.rotated_encode, _ROTATION.rotated_decode

@@ -65,10 +65,11 @@ def kernels() -> dict[str, Callable[..., Tensor | None]]:
         rotated,
         sign,
         sparse,
+        sparse_decode,
         statistics,
         threshold,
     )
 
     dense = (quantize, rotated, planes, sign, floats, mixed)
-    modules = (*dense, threshold, sparse, hadamard, statistics, low_rank)
+    modules = (*dense, threshold, sparse, sparse_decode, hadamard, statistics, low_rank)
     return {name: getattr(m, name) for name in OPS for m in modules if hasattr(m, name)}

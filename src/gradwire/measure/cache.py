@@ -6,10 +6,11 @@ import json
 import os
 import platform
 import time
+import warnings
 from dataclasses import asdict, dataclass
 from hashlib import blake2b
 from pathlib import Path
-from tempfile import NamedTemporaryFile
+from tempfile import NamedTemporaryFile, gettempdir
 
 import torch
 
@@ -102,10 +103,16 @@ class Cached:
 def folder() -> Path:
     """Return where measurements are kept: `gradwire` in the user's cache folder.
 
+    Where the user has no home, as in some containers, the folder of temporary
+    files takes its place.
+
     Source: XDG Base Directory Specification.
     """
     base = os.environ.get("XDG_CACHE_HOME")
-    return (Path(base) if base else Path.home() / ".cache") / "gradwire"
+    try:
+        return (Path(base) if base else Path.home() / ".cache") / "gradwire"
+    except RuntimeError:
+        return Path(gettempdir()) / "gradwire"
 
 
 def path_of(machine: Machine) -> Path:
@@ -134,12 +141,28 @@ def save(hardware: Hardware, machine: Machine, path: Path | None = None) -> Path
         "machine": asdict(machine),
         "hardware": json.loads(hardware.to_json()),
     }
-    with NamedTemporaryFile(
-        "w", dir=target.parent, prefix=target.name, delete=False, encoding="utf-8"
-    ) as file:
-        json.dump(data, file, indent=2, sort_keys=True)
-    Path(file.name).replace(target)
+    text = json.dumps(data, indent=2, sort_keys=True)
+    with NamedTemporaryFile(dir=target.parent, prefix=target.name, delete=False) as file:
+        draft = Path(file.name)
+    try:
+        draft.write_text(text, encoding="utf-8")
+        draft.replace(target)
+    except OSError:
+        draft.unlink(missing_ok=True)
+        raise
     return target
+
+
+def keep(hardware: Hardware, machine: Machine) -> None:
+    """Write a measurement to the cache, or warn where that cannot be: nothing depends on it."""
+    try:
+        save(hardware, machine)
+    except OSError as error:
+        warnings.warn(
+            f"what was measured cannot be kept: {error}; set XDG_CACHE_HOME to a folder for it",
+            RuntimeWarning,
+            stacklevel=3,
+        )
 
 
 def load(machine: Machine, path: Path | None = None, *, now_s: float | None = None) -> Cached:

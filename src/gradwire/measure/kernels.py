@@ -31,6 +31,7 @@ from gradwire.spec import (
 SPECS = (
     *("none", "bf16", "fp16", "fp8", "fp8_e5m2"),
     *(f"int{bits}" for bits in range(8, 0, -1)),
+    *(f"nearest{bits}" for bits in range(5, 2, -1)),
     *("sign", "topk", "threshold", "random_k", "low_rank:1", "low_rank:2"),
 )
 """Short names of what is measured unless told otherwise."""

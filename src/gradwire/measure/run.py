@@ -80,7 +80,7 @@ def measure_here(options: Options) -> Hardware:
     hardware = Hardware(found, kernels, *links, machine.fingerprint())
     is_first = not is_group or dist.get_rank() == 0
     if is_first and options.link is None:
-        cache.save(hardware, machine)
+        cache.keep(hardware, machine)
     return hardware
 
 

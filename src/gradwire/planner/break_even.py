@@ -7,6 +7,7 @@ from math import inf, sqrt
 
 from gradwire.plan import DENSE
 from gradwire.planner.cost import Cost
+from gradwire.planner.errors import Losses
 from gradwire.planner.search import EVEN, Search, weigh
 from gradwire.planner.step import Setting
 from gradwire.spec import parse_reducer
@@ -48,7 +49,8 @@ def break_even_alone(setting: Setting, name: str) -> float:
     work = setting.workload
     whole = Bucket(0, 0, work.parameters, work.backward_s)
     reducers = (("none", DENSE), (name, parse_reducer(name)))
-    dense, small = (weigh(whole, n, r, setting, {}, inf).costs for n, r in reducers)
+    losses = Losses({}, work.parameters)
+    dense, small = (weigh(whole, n, r, setting, losses, inf).costs for n, r in reducers)
     return break_even(_joined(dense), _joined(small)) if dense and small else 0.0
 
 

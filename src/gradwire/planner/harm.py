@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-_PER_SHARE, _PER_SQUARE = 0.65, 0.04
-"""Longer training for what is deferred, and for each squared number of steps that
-values are late on average; from steps to a loss, see docs/explanation/aqgb.md."""
+_PER_SHARE, _PER_SQUARE, _PER_NOISE = 0.65, 0.04, 0.3
+"""Longer training for what is deferred, for each squared number of steps that values are
+late on average, and for noise; from steps to a loss, see docs/explanation/aqgb.md."""
 _MOST_DEFERRED = 0.99
 
 
@@ -44,9 +44,9 @@ def harm(lost: float, *, feedback: bool) -> float:
     Example:
         >>> harm(0.02, feedback=True) < 0.02 < 0.2 < harm(0.6, feedback=True)
         True
-        >>> harm(0.2, feedback=False)
-        0.2
+        >>> round(harm(0.2, feedback=False), 6)
+        0.06
     """
     if not feedback:
-        return lost
+        return _PER_NOISE * lost
     return _PER_SHARE * min(lost, 1.0) + _PER_SQUARE * lateness(lost) ** 2

@@ -1,14 +1,15 @@
-"""Search for the fastest assignment, and the most exact one close to it."""
+"""Search for the assignment that trains fastest, and the most exact one close to it."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from math import inf
 
 from gradwire.errors import SpecError
 from gradwire.plan import DENSE, Parameter, Rule
 from gradwire.planner.cost import Cost
-from gradwire.planner.errors import Errors, relative_error
+from gradwire.planner.errors import Errors, Losses
 from gradwire.planner.step import ORDERLESS_RANKS, Setting
 from gradwire.spec import Hierarchical, ReducerSpec
 from gradwire.workload import Bucket
@@ -37,12 +38,14 @@ class Option:
         name: Short name of the candidate.
         costs: Its reductions; None where it cannot be used.
         error: Relative error on the bucket's own gradients.
+        harm: Share by which training takes longer if this bucket alone uses it.
         reason: Why it cannot be used, or None.
     """
 
     name: str
     costs: tuple[Cost, ...] | None
     error: float = 0.0
+    harm: float = 0.0
     reason: str | None = None
 
     @property
@@ -68,9 +71,18 @@ def takes(reducer: ReducerSpec, parameter: Parameter) -> bool:
 
 
 def weigh(
-    bucket: Bucket, name: str, reducer: ReducerSpec, setting: Setting, errors: Errors, limit: float
+    bucket: Bucket, name: str, reducer: ReducerSpec, setting: Setting, losses: Losses, most: float
 ) -> Option:
-    """Return a candidate for a bucket, or why it is none."""
+    """Return a candidate for a bucket, or why it is none.
+
+    Args:
+        bucket: The gradients.
+        name: Short name of the candidate.
+        reducer: The candidate.
+        setting: Where the plan would run.
+        losses: What the candidate loses.
+        most: Largest harm allowed.
+    """
     taken = [p for p in bucket.parameters if takes(reducer, p)]
     rest = [p for p in bucket.parameters if not takes(reducer, p)]
     dense = setting.cost(DENSE, bucket.parameters)
@@ -78,18 +90,19 @@ def weigh(
         return Option(name, (dense,))
     if not taken:
         return Option(name, None, reason="no parameter that a plan compresses")
-    error = relative_error(reducer, taken, errors)
-    if error > limit:
-        return Option(name, None, error, f"loses more than the {limit:g} allowed")
+    error, harm = losses.error(reducer, taken), losses.harm(reducer, taken)
+    if harm > most:
+        return Option(name, None, error, harm, f"{harm:.1%} more steps, {most:.1%} allowed")
     try:
         costs = [setting.cost(reducer, taken)]
     except SpecError as problem:
-        return Option(name, None, error, f"no speed known: {problem.field} {problem.value!r}")
+        why = f"no speed known: {problem.field} {problem.value!r}"
+        return Option(name, None, error, harm, why)
     costs += [setting.cost(DENSE, rest)] if rest else []
-    option = Option(name, tuple(costs), error)
+    option = Option(name, tuple(costs), error, harm)
     is_flat = not isinstance(reducer, Hierarchical)  # else it is about where bytes go
     if is_flat and setting.world_size > 1 and option.sent_bytes >= dense.sent_bytes:
-        return Option(name, None, error, "would not send fewer bytes")
+        return Option(name, None, error, harm, "would not send fewer bytes")
     return option
 
 
@@ -100,7 +113,7 @@ class Search:
         setting: Where the plan would run.
         candidates: Reducers by short name; `"none"` is among them.
         errors: Measured relative errors.
-        limit: Largest relative error allowed.
+        most: Largest harm allowed, of all buckets together.
     """
 
     def __init__(
@@ -108,13 +121,15 @@ class Search:
         setting: Setting,
         candidates: Mapping[str, ReducerSpec],
         errors: Errors,
-        limit: float,
+        most: float,
     ) -> None:
         self.setting = setting
-        self._given = (candidates, errors, limit)
+        self._given = (candidates, errors, most)
+        self._most = most
         self.buckets = setting.buckets()
+        losses = Losses(errors, setting.workload.parameters)
         self.table = [
-            [weigh(b, name, r, setting, errors, limit) for name, r in candidates.items()]
+            [weigh(b, name, r, setting, losses, most) for name, r in candidates.items()]
             for b in self.buckets
         ]
         self.names = list(candidates)
@@ -141,19 +156,28 @@ class Search:
             costs = [(self.setting.plain_cost(b),) for b in self.buckets]
         return self.setting.step_s(self.buckets, costs)
 
+    def harm(self, chosen: Sequence[int]) -> float:
+        """Return by what share an assignment makes training take more steps."""
+        return sum(row[i].harm for row, i in zip(self.table, chosen, strict=True))
+
+    def training_s(self, chosen: Sequence[int]) -> float:
+        """Return what a step counts for on the way to a loss; infinity where it may not be."""
+        harm = self.harm(chosen)
+        return (1 + harm) * self.step_s(chosen) if harm <= self._most else inf
+
     def fastest(self) -> list[int]:
         """Return the fastest found: the best uniform one, then bucket by bucket."""
         uniform = [c for name in self.names if (c := self.uniform(name)) is not None]
-        best = min(uniform, key=self.step_s)
-        best_s = self.step_s(best)
+        best = min(uniform, key=self.training_s)
+        best_s = self.training_s(best)
         for group in self._groups():
             for index in range(len(self.names)):
                 changed = self._changed(best, group, index)
                 if changed is None:
                     continue
-                step_s = self.step_s(changed)
-                if step_s < (1 - _WORTH) * best_s:
-                    best, best_s = changed, step_s
+                training_s = self.training_s(changed)
+                if training_s < (1 - _WORTH) * best_s:
+                    best, best_s = changed, training_s
         return best
 
     def cautious(self) -> Search:
@@ -163,14 +187,14 @@ class Search:
 
     def most_exact(self, chosen: list[int]) -> list[int]:
         """Make buckets more exact, from the first on, as far as it costs no time."""
-        limit_s = (1 + EVEN) * self.step_s(chosen)
+        limit_s = (1 + EVEN) * self.training_s(chosen)
         for group in self._groups():
             now = self._error(group, chosen[group[0]])
             for index in sorted(range(len(self.names)), key=lambda i: self._error(group, i)):
                 changed = self._changed(chosen, group, index)
                 if changed is None or self._error(group, index) >= now:
                     continue
-                if self.step_s(changed) <= limit_s:
+                if self.training_s(changed) <= limit_s:
                     chosen = changed
                     break
         return chosen

@@ -1,9 +1,10 @@
 """HAGC: picks the reducer of each bucket from measured costs.
 
 The rule is one sentence: of the assignments that are close to the fastest, take
-the most exact. Close is 5 % of a step for float32 and bfloat16, so that
-compression must win by more than that, and 1 % among lossy ones, on a link
-somewhat slower than measured too.
+the most exact. Fast is what trains fast: the time of a step times the steps that
+what is lost makes necessary, which may not be more than allowed. Close is 5 % for
+float32 and bfloat16, so that compression must win by more than that, and 1 % among
+lossy ones, on a link somewhat slower than measured too.
 """
 
 from __future__ import annotations
@@ -15,18 +16,19 @@ from dataclasses import dataclass, replace
 
 from gradwire.errors import SpecError
 from gradwire.plan import DENSE, Plan, Rule
-from gradwire.planner.errors import MAX_ERROR, Errors
+from gradwire.planner.errors import Errors, Losses
 from gradwire.planner.levels import two_level_candidates
 from gradwire.planner.search import ADVANTAGE, EVEN, Option, Search, takes
 from gradwire.planner.step import Prediction, Setting, predict, predict_plain
-from gradwire.spec import ReducerSpec, parse_reducer
+from gradwire.spec import Auto, ReducerSpec, parse_reducer
 from gradwire.units import format_seconds
 from gradwire.workload import BUCKET_BYTES, Bucket
 
 CANDIDATES = (
-    *("none", "bf16", "fp16", "int8", "fp8", "int6", "int5", "int4", "int3", "int2", "sign"),
-    *("int8@broadcast", "int6@broadcast", "int4@broadcast"),
-    *("topk:0.01", "threshold:0.01", "low_rank:1", "low_rank:2"),
+    *("none", "bf16", "fp16", "int8", "fp8", "int6"),
+    *("nearest5", "int4", "nearest4", "nearest3", "int2", "sign"),
+    *("int8@broadcast", "int6@broadcast", "nearest4@broadcast", "nearest3@broadcast"),
+    *("int2@broadcast", "sign@broadcast", "topk:0.01", "low_rank:1"),
 )
 """Short names of what is tried, unless told otherwise."""
 
@@ -35,6 +37,9 @@ PLAIN = ("none", "bf16")
 
 HYSTERESIS = 0.05
 """By what share of a step another plan must win against the one in use."""
+
+_SHOWN = 0.0005
+"""Harm from which on it is told."""
 
 CAPS_BYTES = tuple(mib << 20 for mib in (25, 10, 5, 2, 50))
 """Bucket sizes that are tried: DDP's own, then others."""
@@ -88,19 +93,19 @@ class Limits:
     """What a choice has to keep to.
 
     Attributes:
-        max_error: Largest relative error of a codec on a bucket's gradients.
+        max_harm: By what share training may take more steps to a loss.
         candidates: Short names of what may be used; `"none"` always may, and
             where nodes have several ranks, their hierarchical forms.
         caps_bytes: Bucket sizes that may be used; the first wins where all are even.
     """
 
-    max_error: float = MAX_ERROR
+    max_harm: float = Auto().max_harm
     candidates: tuple[str, ...] = CANDIDATES
     caps_bytes: tuple[int, ...] = CAPS_BYTES
 
     def __post_init__(self) -> None:
-        if not self.max_error >= 0:
-            raise SpecError("Limits.max_error", self.max_error, "at least 0")
+        if not self.max_harm >= 0:
+            raise SpecError("Limits.max_harm", self.max_harm, "at least 0")
         if not self.caps_bytes:
             raise SpecError("Limits.caps_bytes", self.caps_bytes, "at least one size")
 
@@ -125,7 +130,7 @@ def select_plan(
 
     Args:
         setting: Workload, hardware and ranks; its `cap_bytes` is not looked at.
-        errors: Relative errors measured on the model's own gradients.
+        errors: Relative errors measured on the model's own gradients, with feedback.
         limits: What the choice has to keep to.
         current: The plan in use; it stays unless the new one wins by more
             than `HYSTERESIS`.
@@ -149,7 +154,7 @@ def select_plan(
     candidates = limits.reducers()
     candidates |= two_level_candidates(candidates, setting.world_size, setting.ranks_per_node)
     searches = [
-        Search(replace(setting, cap_bytes=cap), candidates, errors or {}, limits.max_error)
+        Search(replace(setting, cap_bytes=cap), candidates, errors or {}, limits.max_harm)
         for cap in limits.caps_bytes
     ]
     search, chosen, reason = _choose(searches)
@@ -158,7 +163,10 @@ def select_plan(
     explained = _explain(search, chosen)
     if current is not None and current != plan:
         kept, used = _best(current, searches)
-        if used.step_s <= (1 + HYSTERESIS) * prediction.step_s:
+        losses = Losses(errors or {}, setting.workload.parameters)
+        harm = losses.of_plan(current, setting.world_size)
+        best_s = (1 + losses.of_plan(plan, setting.world_size)) * prediction.step_s
+        if harm <= limits.max_harm and (1 + harm) * used.step_s <= (1 + HYSTERESIS) * best_s:
             search, plan, prediction = kept, current, used
             reason = f"the plan in use stays: another would not win more than {HYSTERESIS:.0%}"
     return Decision(
@@ -179,10 +187,10 @@ def _best(plan: Plan, searches: Sequence[Search]) -> tuple[Search, Prediction]:
 
 def _choose(searches: Sequence[Search]) -> tuple[Search, list[int], str]:
     """Return the search of the best bucket size, and its assignment."""
-    found = [(search, c := search.fastest(), search.step_s(c)) for search in searches]
+    found = [(search, c := search.fastest(), search.training_s(c)) for search in searches]
     fastest, chosen, best_s = _first_even(found)
     for name in PLAIN:
-        plain = [(s, u, s.step_s(u)) for s in searches if (u := _uniform(s, name)) is not None]
+        plain = [(s, u, s.training_s(u)) for s in searches if (u := _uniform(s, name)) is not None]
         if not plain:
             continue
         search, uniform, plain_s = _first_even(plain)
@@ -191,7 +199,9 @@ def _choose(searches: Sequence[Search]) -> tuple[Search, list[int], str]:
             return search, uniform, f"{gain}: {_times(best_s, plain_s)}"
     exact = fastest.cautious().most_exact(chosen)
     none = min(search.step_s(search.none) for search in searches)
-    return fastest, exact, f"the most exact of the fastest: {_times(best_s, none)}"
+    times, harm = _times(fastest.step_s(exact), none), fastest.harm(exact)
+    more = f", for {harm:.1%} more steps" if harm >= _SHOWN else ""
+    return fastest, exact, f"the most exact of the fastest: {times}{more}"
 
 
 def _uniform(search: Search, name: str) -> list[int] | None:

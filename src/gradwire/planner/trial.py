@@ -22,8 +22,9 @@ class Trial:
 
     Machines get busier and idler in the course of a trial, so a plan is held
     against another by the ratio of their times in each turn, and the median of
-    these ratios counts. What is lossier than float32 or bfloat16 must have been
-    faster in every turn but one as well: else nothing is proven.
+    these ratios counts, times the steps that what is lost makes necessary. What is
+    lossier than float32 or bfloat16 must have been faster in every turn but one as
+    well: else nothing is proven.
 
     Args:
         contenders: The plans.
@@ -76,7 +77,7 @@ class Trial:
 
     def _fastest(self) -> Contender:
         step_s = self.step_s
-        return min(self.left, key=lambda c: step_s.get(c.name, c.predicted_s))
+        return min(self.left, key=lambda c: (1 + c.harm) * step_s.get(c.name, c.predicted_s))
 
     def _is_close(self, contender: Contender, fastest: Contender) -> bool:
         if contender is fastest:
@@ -88,6 +89,7 @@ class Trial:
         return won > 1 or self._ratio(contender, fastest) <= 1 + ADVANTAGE
 
     def _ratio(self, contender: Contender, other: Contender) -> float:
-        """Return how much slower one is than the other, as the median over turns."""
+        """Return how much slower one trains than the other, as the median over turns."""
         pairs = zip(self._turns[contender.name], self._turns[other.name], strict=True)
-        return median(mine / theirs for mine, theirs in pairs)
+        longer = (1 + contender.harm) / (1 + other.harm)
+        return longer * median(mine / theirs for mine, theirs in pairs)

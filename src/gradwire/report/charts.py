@@ -38,6 +38,7 @@ _VARIABLES = (
     | {colour: f"var(--part-{i})" for i, colour in enumerate(_PARTS)}
 )
 _DASHES = [":", "--", "-.", "-", (0, (5, 1, 1, 1, 1, 1)), (0, (1, 1))]
+_WIDE = 1e4
 _LEGEND_HALF = 24
 """Letters of a label that fit into half the width."""
 
@@ -82,10 +83,20 @@ def loss_against_time(summaries: Sequence[Summary]) -> str:
 def loss_against_bytes(summaries: Sequence[Summary]) -> str:
     """Draw the smoothed training loss over bytes sent."""
     curves = [
-        _training_curve(s.method, [max(b / 1e6, 1e-6) for b in _sent_bytes(s.method)])
-        for s in summaries
+        _training_curve(s.method, [b / 1e6 for b in _sent_bytes(s.method)]) for s in summaries
     ]
-    return draw_curves(curves, MEGABYTES, _TRAINING_LOSS, log=True)
+    return draw_curves([above_zero(c) for c in curves], MEGABYTES, _TRAINING_LOSS, log=True)
+
+
+def above_zero(curve: Curve) -> Curve:
+    """Leave out points that have no place on a logarithmic axis.
+
+    Example:
+        >>> above_zero(Curve("int4", "gradwire", [0.0, 2.0], [3.0, 1.0])).ys
+        [1.0]
+    """
+    kept = [(x, y) for x, y in zip(curve.xs, curve.ys, strict=True) if x > 0]
+    return curve._replace(xs=[x for x, _ in kept], ys=[y for _, y in kept])
 
 
 def _training_curve(method: MethodResult, xs: Sequence[float]) -> Curve:
@@ -146,7 +157,9 @@ def draw_curves(
             made[curve.family] += 1
         if log:
             axes.set_xscale("log")
-            axes.xaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+            xs = [x for curve in curves for x in curve.xs]
+            is_wide = bool(xs) and max(xs) > _WIDE * min(xs)
+            axes.xaxis.set_major_locator(LogLocator(subs=(1.0,) if is_wide else (1.0, 2.0, 5.0)))
             axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{x:g}"))
             axes.xaxis.set_minor_formatter(NullFormatter())
         axes.set_xlabel(xlabel)

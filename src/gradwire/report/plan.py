@@ -85,7 +85,7 @@ def _candidates(choice: BucketChoice) -> Table:
     title = f"Candidates for bucket {choice.bucket.index} ({size}), the others as chosen"
     table = Table(title=title, title_justify="left", title_style="")
     table.add_column("candidate", no_wrap=True)
-    for heading in ("step", "alone", "codec", "sent", "error", ""):
+    for heading in ("step", "alone", "codec", "sent", "error", "more steps", ""):
         table.add_column(heading, justify="right")
     for option in choice.options:
         if option.costs is None:
@@ -97,6 +97,7 @@ def _candidates(choice: BucketChoice) -> Table:
             format_seconds(option.codec_s),
             format_bytes(option.sent_bytes),
             f"{option.error:.2g}",
+            f"{option.harm:.1%}",
             "chosen" if option.name == choice.chosen else "",
         )
     return table
@@ -164,6 +165,7 @@ def _bucket_data(choice: BucketChoice) -> dict[str, Any]:
             {
                 "name": o.name,
                 "error": o.error,
+                "harm": o.harm,
                 "codec_s": o.codec_s,
                 "alone_s": o.alone_s,
                 "sent_bytes": o.sent_bytes,

@@ -31,11 +31,12 @@ def check_types(thing: object) -> None:
         ...     print(error)
         Validation.loss='low' is not float
     """
-    for name, allowed in _hints(type(thing)).items():
+    kind: Any = type(thing)
+    for name, allowed in _hints(kind).items():
         value = getattr(thing, name)
         if not any(_is_of(value, hint) for hint in allowed):
             words = " or ".join(_words(hint) for hint in allowed)
-            raise SpecError(f"{type(thing).__name__}.{name}", value, words)
+            raise SpecError(f"{kind.__name__}.{name}", value, words)
         for part in value if isinstance(value, tuple) else (value,):
             if is_dataclass(part) and not isinstance(part, Timeline):
                 check_types(part)

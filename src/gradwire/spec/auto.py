@@ -15,29 +15,28 @@ class Auto:
     """Settings of HAGC: what the choice has to keep to, and how long it may take.
 
     Attributes:
-        max_error: Largest relative error of a codec on a bucket's own
-            gradients. The default lets 6 bits pass, the fewest whose loss
-            curves could not be told from float32's; 0.2 lets 4 bits pass.
+        max_harm: By what share training may take more steps to a loss, as expected
+            from what codecs lose or defer of the model's own gradients.
         observed_steps: Steps from which times and gradients are taken.
         tried_steps: Steps for which each plan of the shortlist is tried in a turn.
         turns: How often plans take turns, at most; 1 to 4.
         watched_steps: Steps from one look at the costs to the next.
 
     Example:
-        >>> Auto.from_dict(Auto(max_error=0.2).to_dict()).max_error
-        0.2
+        >>> Auto.from_dict(Auto(max_harm=0.1).to_dict()).max_harm
+        0.1
     """
 
-    max_error: float = 0.045
+    max_harm: float = 0.1
     observed_steps: int = 4
     tried_steps: int = 4
     turns: int = 4
     watched_steps: int = 50
 
     def __post_init__(self) -> None:
-        check_number("Auto.max_error", self.max_error, "a number of at least 0")
-        if not 0 <= self.max_error < float("inf"):
-            raise SpecError("Auto.max_error", self.max_error, "at least 0 and finite")
+        check_number("Auto.max_harm", self.max_harm, "a number of at least 0")
+        if not 0 <= self.max_harm < float("inf"):
+            raise SpecError("Auto.max_harm", self.max_harm, "at least 0 and finite")
         for name in ("observed_steps", "tried_steps", "watched_steps"):
             check_whole(f"Auto.{name}", getattr(self, name), 2)
         check_whole("Auto.turns", self.turns, 1, 4)

@@ -27,6 +27,7 @@ _SELECTIONS: dict[str, Literal["threshold", "exact", "random"]] = {
 }
 _QSGD = {f"qsgd{bits}" for bits in range(2, MAX_BITS + 1)}
 _PLANES = {f"planes{bits}" for bits in range(2, MAX_BITS + 1)}
+_NEAREST = {f"nearest{bits}" for bits in range(3, MAX_BITS + 1)}
 _ROTATED = {f"hadamard{bits}" for bits in range(1, MAX_BITS + 1)}
 _TERNARY = 2
 """Bits of levels -1, 0 and 1, which are rounded to nearest: see `Quantize.is_contraction`."""
@@ -34,6 +35,7 @@ _TERNARY = 2
 _SHORT_FORMS = (
     *("none", "bf16", "fp16", "fp8", "fp8_e5m2"),
     *(f"int{bits}" for bits in range(MAX_BITS, 0, -1)),
+    *(f"nearest{bits}" for bits in range(MAX_BITS, 2, -1)),
     *("qsgd4[:block_size]", "planes8[:planes]", "hadamard4[:block_size]"),
     *("sign", "topk[:density]", "threshold[:density]", "random_k[:density]", "low_rank[:rank]"),
 )
@@ -54,7 +56,9 @@ def parse_reducer(text: str) -> ReducerSpec:
             `qsgd2` ... `qsgd8` are QSGD as published: L2 norms of blocks of
             512 (or the number after a colon), by broadcast and without
             feedback. `hadamard1` ... `hadamard8` rotate blocks of 256 (or the
-            number after a colon) first. `planes8:4` sends the first 4 bit planes of 8.
+            number after a colon) first. `nearest3` ... `nearest8` are levels rounded
+            to nearest: half of `int3`'s squared error, which feedback makes up for
+            though it is biased. `planes8:4` sends the first 4 bit planes of 8.
             `int2` rounds to nearest and `int1` has no feedback, for with
             stochastic rounding their residuals would grow without end.
 
@@ -116,8 +120,10 @@ def _parse_codec(text: str, name: str, number: str) -> CodecSpec:
         return Float(_FLOATS[name])
     if name == "sign" and not number:
         return Sign()
-    if name.startswith("int") and name[3:].isdecimal() and not number:
-        return Quantize(int(name[3:]), rounding="nearest" if name == "int2" else "stochastic")
+    kind, bits = name.rstrip("0123456789"), name.lstrip("abcdefghijklmnopqrstuvwxyz")
+    if (kind == "int" or name in _NEAREST) and bits and not number:
+        is_nearest = kind == "nearest" or name == "int2"
+        return Quantize(int(bits), rounding="nearest" if is_nearest else "stochastic")
     if name in _QSGD or name in _ROTATED:
         return _parse_levels(text, name, number)
     if name in _PLANES:
@@ -155,19 +161,19 @@ def _parameter(text: str, number: str, default: float) -> float:
 def codec_name(codec: CodecSpec) -> str:
     """Return the short name under which a codec's speed and error are known.
 
-    Block size and rounding are left out: they hardly matter for either.
+    Block size is left out: it hardly matters for either.
 
     Example:
-        >>> codec_name(Quantize(4)), codec_name(Float("bfloat16")), codec_name(Sparse(0.01))
-        ('int4', 'bf16', 'topk:0.01')
+        >>> codec_name(Quantize(4)), codec_name(Quantize(4, rounding="nearest"))
+        ('int4', 'nearest4')
+        >>> codec_name(Float("bfloat16")), codec_name(Sparse(0.01))
+        ('bf16', 'topk:0.01')
     """
     match codec:
         case Float():
             return next(name for name, form in _FLOATS.items() if form == codec.format)
         case Quantize():
-            if codec.rotation == "hadamard":
-                return f"hadamard{codec.bits}"
-            return f"qsgd{codec.bits}" if codec.scale == "l2" else f"int{codec.bits}"
+            return f"{_kind(codec)}{codec.bits}"
         case BitPlanes():
             return f"planes{codec.bits}:{codec.planes}"
         case Sparse():
@@ -175,6 +181,14 @@ def codec_name(codec: CodecSpec) -> str:
             return f"{selection[codec.selection]}:{codec.density:g}"
         case _:
             return codec.id
+
+
+def _kind(codec: Quantize) -> str:
+    if codec.rotation == "hadamard":
+        return "hadamard"
+    if codec.scale == "l2":
+        return "qsgd"
+    return "nearest" if codec.rounding == "nearest" and codec.bits > _TERNARY else "int"
 
 
 def spec_name(spec: ReducerSpec) -> str:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import tempfile
 import time
 from dataclasses import replace
 
@@ -28,6 +30,30 @@ def test_what_was_saved_is_loaded(machine, tmp_path):
     assert path.parent == tmp_path / "gradwire"
     assert cache.load(machine) == cache.Cached(HARDWARE, None)
     assert [p.name for p in path.parent.iterdir()] == [path.name]  # no unfinished file is left
+
+
+def test_a_measurement_that_cannot_be_kept_is_a_warning(machine, monkeypatch, tmp_path):
+    (tmp_path / "gradwire").write_text("in the way", encoding="utf-8")
+    with pytest.warns(RuntimeWarning, match=r"cannot be kept: .*XDG_CACHE_HOME"):
+        cache.keep(HARDWARE, machine)
+    (tmp_path / "gradwire").unlink()
+
+    def fail(*_, **__):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(cache.Path, "write_text", fail)
+    with pytest.warns(RuntimeWarning, match="No space left"):
+        cache.keep(HARDWARE, machine)
+    assert list((tmp_path / "gradwire").iterdir()) == []
+
+
+def test_without_a_home_measurements_lie_with_temporary_files(monkeypatch):
+    def fail():
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    monkeypatch.setattr(cache.Path, "home", fail)
+    assert cache.folder() == cache.Path(tempfile.gettempdir()) / "gradwire"
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ import made_pages
 from gradwire.report.bench.heat import Heat, draw_heat
 from gradwire.report.bench.matrix import speedup_matrix
 from gradwire.report.bench.summary import summarise_bench
+from gradwire.report.charts import Curve, draw_curves
 from gradwire.report.results import BenchResult
 from made_pages import MAKERS, PLOTS, SVGS
 from made_results import bench_result
@@ -124,6 +125,13 @@ def test_bench_page_folds_all_cells_but_the_first():
     assert page.count('<details class="cell" open>') == 1
     assert page.count('<details class="cell">') == 2
     assert page.index('class="matrix"') < page.index('<details class="cell" open>')
+
+
+def test_axis_of_bytes_has_numbers_over_many_decades():
+    curve = Curve("int4", "gradwire", [1e-5, 0.1, 2000.0], [3.0, 2.0, 1.0])
+    svg = draw_curves([curve], "Sent, MB", "Loss", log=True)
+    numbers = re.findall(r">([0-9.e+-]+)</text>", svg)
+    assert {"0.01", "1", "100"} <= set(numbers)
 
 
 def test_longer_side_of_the_matrix_runs_down():

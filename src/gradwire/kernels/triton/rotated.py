@@ -168,7 +168,7 @@ def rotated_encode(
     gain: float,
     payload: Tensor,
 ) -> None:
-    """See `gradwire.kernels.reference_rotated.encode_with`."""
+    """See `gradwire.kernels.reference_rotated.Rotation`."""
     launch_encode(
         encode_kernel,
         Quantize(bits, block_size, rotation="hadamard"),
@@ -188,7 +188,7 @@ def rotated_decode(
     accumulate: bool,
     out: Tensor,
 ) -> None:
-    """See `gradwire.kernels.reference_rotated.decode_with`."""
+    """See `gradwire.kernels.reference_rotated.Rotation`."""
     launch_decode(
         decode_kernel,
         Quantize(bits, block_size, rotation="hadamard"),

@@ -26,7 +26,7 @@ from gradwire.report.bench.words import (
     cell_title,
     reasons,
 )
-from gradwire.report.charts import MEGABYTES, Curve, draw_curves
+from gradwire.report.charts import MEGABYTES, Curve, above_zero, draw_curves
 from gradwire.report.lanes import Drawing, draw_timeline
 from gradwire.report.page import render_page
 from gradwire.report.results import BenchResult, ModeResult
@@ -136,13 +136,12 @@ def _curve(mode: ModeResult, xs: Sequence[float]) -> Curve:
 
 
 def _by_bytes(summary: CellSummary) -> Iterator[Curve]:
-    """Yield curves over bytes sent; the start has no place on a logarithmic axis."""
+    """Yield curves over bytes sent, without the start."""
     for m in summary.modes:
         if m.numbers is None or not m.mode.validations:
             continue
-        curve = _curve(m.mode, [v.step * m.numbers.sent_bytes / 1e6 for v in m.mode.validations])
-        kept = [(x, y) for x, y in zip(curve.xs, curve.ys, strict=True) if x > 0]
-        yield curve._replace(xs=[x for x, _ in kept], ys=[y for _, y in kept])
+        sent = [v.step * m.numbers.sent_bytes / 1e6 for v in m.mode.validations]
+        yield above_zero(_curve(m.mode, sent))
 
 
 def _has_transfers(timeline: Timeline) -> bool:
