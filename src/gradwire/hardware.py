@@ -75,9 +75,8 @@ class LinkSpeed:
         ranks: How many ranks took part in the measurement; 0 if none did.
         after: The same times of one collective right after computation, which
             leaves cold caches and ranks that are not in step.
-        beside: The same times while each rank computes without pause.
-        processor: Processor time that a collective takes from each rank's
-            computation meanwhile.
+        processor: Processor time that a collective takes of each rank, all its
+            threads and what the kernel does in their name.
     """
 
     latency_s: float
@@ -86,7 +85,6 @@ class LinkSpeed:
     collectives: Mapping[str, Line] = field(default_factory=dict)
     ranks: int = 0
     after: Mapping[str, Line] = field(default_factory=dict)
-    beside: Mapping[str, Line] = field(default_factory=dict)
     processor: Mapping[str, Line] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -160,6 +158,6 @@ def _lines(data: Mapping[str, Any]) -> dict[str, Line]:
 
 
 def _link(data: Mapping[str, Any]) -> LinkSpeed:
-    names = ("collectives", "after", "beside", "processor")
+    names = ("collectives", "after", "processor")
     lines = {name: _lines(data.get(name, {})) for name in names}
     return LinkSpeed(**{**data, **lines})

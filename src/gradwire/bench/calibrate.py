@@ -9,20 +9,24 @@ from gradwire.hardware import Hardware, Line, LinkSpeed
 
 _FREE = LinkSpeed(latency_s=0.0, bandwidth_bytes_per_s=1e15)
 _MOST = 64.0
-_HALVINGS = 16
+_TRIES = 16
+_CLOSE = 1e-4
 
 
-def calibrated(hardware: Hardware, step_s: Callable[[Hardware], float], alone_s: float) -> Hardware:
-    """Slow codecs down until a step without network takes as long as measured.
+def calibrated(
+    hardware: Hardware, seconds: Callable[[Hardware], float], measured_s: float
+) -> Hardware:
+    """Slow codecs and copies down until a step without network takes what was measured.
 
     Lines of kernels are measured by themselves, on data in the caches; in
-    training they meet memory that computation has just used, the interpreter's
-    lock, and other ranks on the same cores. One factor stands for all of it.
+    training they meet memory that computation has just used, and the
+    interpreter's work around them. One factor stands for all of it.
 
     Args:
         hardware: Speeds as measured by themselves.
-        step_s: Simulates a step on some hardware.
-        alone_s: A measured step whose exchange takes no time.
+        seconds: Simulates a step on some hardware, and tells its time or its
+            work; more for slower codecs.
+        measured_s: The same of measured steps whose exchange takes no time.
 
     Returns:
         The hardware with its links, and with codecs and copies scaled; free
@@ -38,18 +42,26 @@ def calibrated(hardware: Hardware, step_s: Callable[[Hardware], float], alone_s:
     """
     without_network = replace(hardware, within=_FREE, between=_FREE)
 
-    def is_short(factor: float) -> bool:
-        return step_s(_slowed(without_network, factor)) < alone_s
+    def over_s(factor: float) -> float:
+        return seconds(_slowed(without_network, factor)) - measured_s
 
     low, high = 0.0, 1.0
-    if not is_short(low):
+    below, above = over_s(low), over_s(high)
+    if below >= 0:
         return _slowed(hardware, low)
-    while high < _MOST and is_short(high):
-        low, high = high, 2 * high
-    for _ in range(_HALVINGS):
-        middle = (low + high) / 2
-        low, high = (middle, high) if is_short(middle) else (low, middle)
-    return _slowed(hardware, high)
+    while above < 0 and high < _MOST:
+        low, below, high = high, above, 2 * high
+        above = over_s(high)
+    factor = high
+    for _ in range(_TRIES if above > 0 else 0):  # on the line through both: work is one
+        factor = low - below * (high - low) / (above - below)
+        over = over_s(factor)
+        if abs(over) <= _CLOSE * measured_s:
+            break
+        low, below, high, above = (
+            (factor, over, high, above) if over < 0 else (low, below, factor, over)
+        )
+    return _slowed(hardware, factor)
 
 
 def _slowed(hardware: Hardware, factor: float) -> Hardware:
@@ -66,8 +78,9 @@ def _slowed(hardware: Hardware, factor: float) -> Hardware:
 def lateness_s(link: LinkSpeed) -> float:
     """Return what a step loses because ranks end computation at different times.
 
-    That is once a step: a first exchange brings them together. Measured as
-    a tiny all-reduce right after computation, over the same one by itself.
+    That is once a step: a first exchange brings them together. Measured as a
+    tiny collective right after computation, over the same one by itself; of
+    several the least, as what disturbs a measurement only ever delays it.
 
     Example:
         >>> lines = {"all_reduce": Line(1e-3, 2e-9)}
@@ -75,7 +88,9 @@ def lateness_s(link: LinkSpeed) -> float:
         >>> lateness_s(link)
         0.002
     """
-    by_itself, after = link.collectives.get("all_reduce"), link.after.get("all_reduce")
-    if by_itself is None or after is None:
-        return 0.0
-    return max(0.0, after.fixed_s - by_itself.fixed_s)
+    lost = (
+        link.after[name].fixed_s - by_itself.fixed_s
+        for name, by_itself in link.collectives.items()
+        if name in link.after
+    )
+    return max(0.0, min(lost, default=0.0))

@@ -11,12 +11,14 @@ from gradwire.demo.settings import Method
 from gradwire.errors import SpecError
 from gradwire.hardware import Hardware
 from gradwire.plan import Plan, load_plan
-from gradwire.report.results import Cell, ModeResult
-from gradwire.sim.base import Cluster, Collective, Engine
+from gradwire.report.results import Cell, ModeResult, StepTimes
+from gradwire.sim.base import Cluster, Collective, Engine, Simulation
 from gradwire.sim.run import simulate
 from gradwire.workload import BUCKET_BYTES, Layer, Workload
 
 _MIB = 1 << 20
+_LEAST_BUSY = 0.3
+"""Share of the time of steps without exchange for which computation needs a core."""
 _BY_HOOK = {
     None: "none",
     "fp16": "bf16",
@@ -89,21 +91,51 @@ def _predicted_s(
         return None
     workload, hardware = inputs
     compute = next((m for m in cell.modes if m.family == "compute" and m.has_run), None)
+    cores = hardware.device.cores if _has_shared_cores(cell, compute, hardware) else 0
     if compute is not None:
-        workload = as_measured(workload, compute)
+        share = _work_s(compute.steps, cell.ranks, cores) / _total_s(compute.steps)
+        workload = as_measured(workload, compute, share if cores else 1.0)
 
-    def step_s(speeds: Hardware) -> float:
-        return _step_s(mode, plan, workload, speeds, cell.ranks)
+    def run(speeds: Hardware, cores: int) -> Simulation:
+        return _run(mode, plan, workload, speeds, Cluster(cell.ranks, shared_cores=cores))
 
-    if measured.alone:
-        hardware = calibrated(hardware, step_s, median(s.total_s for s in measured.alone))
-    return step_s(hardware) + lateness_s(hardware.between)
+    if cores and measured.alone:
+        used_s = _work_s(measured.alone, cell.ranks, cores)
+        hardware = calibrated(hardware, lambda speeds: run(speeds, 0).work_s, used_s)
+    elif measured.alone:
+        alone_s = _total_s(measured.alone)
+        hardware = calibrated(hardware, lambda speeds: run(speeds, 0).step_s, alone_s)
+    return run(hardware, cores).step_s + lateness_s(hardware.between)
 
 
-def as_measured(workload: Workload, alone: ModeResult) -> Workload:
-    """Scale a workload's times to the medians of steps without exchange."""
+def _has_shared_cores(cell: Cell, compute: ModeResult | None, hardware: Hardware) -> bool:
+    """Return whether ranks share cores that computation needs: no model that sleeps does."""
+    if cell.network != "lab" or compute is None or not hardware.between.processor:
+        return False
+    used_s = _work_s(compute.steps, cell.ranks, hardware.device.cores)
+    return used_s > _LEAST_BUSY * _total_s(compute.steps)
+
+
+def _work_s(steps: tuple[StepTimes, ...], ranks: int, cores: int) -> float:
+    """Return a step's processor time; where it is not known, a rank's share of the cores."""
+    share = min(1.0, cores / ranks)
+    return median(s.total_s * share if s.processor_s is None else s.processor_s for s in steps)
+
+
+def _total_s(steps: tuple[StepTimes, ...]) -> float:
+    return median(s.total_s for s in steps)
+
+
+def as_measured(workload: Workload, alone: ModeResult, share: float = 1.0) -> Workload:
+    """Scale a workload's times to the medians of steps without exchange.
+
+    Args:
+        workload: Layers, and how a step divides into them.
+        alone: Steps without exchange.
+        share: Of their time, what counts: that of the processor.
+    """
     forward_s, backward_s, optimiser_s = (
-        median(getattr(s, name) for s in alone.steps)
+        share * median(getattr(s, name) for s in alone.steps)
         for name in ("forward_s", "backward_s", "optimiser_s")
     )
     forward = forward_s / workload.forward_s if workload.forward_s else 1.0
@@ -115,19 +147,20 @@ def as_measured(workload: Workload, alone: ModeResult) -> Workload:
     return replace(workload, layers=layers, optimiser_s=optimiser_s)
 
 
-def _step_s(mode: Method, plan: Plan, workload: Workload, hardware: Hardware, ranks: int) -> float:
+def _run(
+    mode: Method, plan: Plan, workload: Workload, hardware: Hardware, cluster: Cluster
+) -> Simulation:
     engine: Engine = "overlap" if mode.hook == "overlap" else "ddp"
     # PyTorch's hooks reduce by the back end, gradwire exchanges directly.
     collective: Collective = "direct" if mode.family == "gradwire" else "ring"
     cap_mb = mode.bucket_cap_mb
     bucket_bytes = BUCKET_BYTES if cap_mb is None else round(cap_mb * _MIB)
-    simulation = simulate(
+    return simulate(
         plan,
         workload,
         hardware,
-        Cluster(ranks),
+        cluster,
         engine=engine,
         bucket_bytes=bucket_bytes,
         collective=collective,
     )
-    return simulation.step_s

@@ -62,4 +62,4 @@ def _link(job: CellJob) -> LinkSpeed:
     if job.network == "shaped":
         rate = math.inf if job.rate_bytes_per_s is None else job.rate_bytes_per_s
         return LinkSpeed(job.latency_s, rate)
-    return measure_links(ranks_per_node=1, budget_s=_LINKS_S, is_beside=True).between
+    return measure_links(ranks_per_node=1, budget_s=_LINKS_S, is_after=True).between

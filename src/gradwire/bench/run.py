@@ -119,6 +119,7 @@ def _with_waits(times: StepTimes, wait_s: float, overlap_s: float) -> StepTimes:
         exposed_s=min(wait_s, times.forward_s),
         optimiser_s=times.optimiser_s,
         overlap_s=overlap_s,
+        processor_s=times.processor_s,
     )
 
 
@@ -190,6 +191,7 @@ class _Mode:
         """Make one step."""
         batch = self._task.batch(self._rank, self._job.ranks, self._job.seed, self._steps_done)
         exchange = self._exchange
+        used_s = time.process_time()
         start_s = time.perf_counter()
         loss = tasks.loss_of(exchange.module, *batch)
         forward_end_s = time.perf_counter()
@@ -208,6 +210,7 @@ class _Mode:
             backward_s=self._clock.last_ready_s - forward_end_s,
             exposed_s=backward_end_s - self._clock.last_ready_s,
             optimiser_s=end_s - backward_end_s,
+            processor_s=time.process_time() - used_s,
         )
         if exchange.waits is not None:
             times = _with_waits(times, *exchange.waits())

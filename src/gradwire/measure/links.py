@@ -6,7 +6,6 @@ import itertools
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
 from statistics import median
@@ -19,7 +18,6 @@ from gradwire.comm.base import Mailbox, SummingMailbox
 from gradwire.comm.torch_dist import TorchMailbox
 from gradwire.errors import SpecError
 from gradwire.hardware import Line, LinkSpeed
-from gradwire.measure.device import available_cores
 from gradwire.measure.fit import fit_line
 
 BUDGET_S = 2.0
@@ -29,14 +27,13 @@ SIZES_BYTES = tuple(1 << power for power in range(12, 27, 2))
 """4 KiB to 64 MiB; the largest are left out where the link is too slow for them."""
 
 _REPEATS = 5
-_BESIDE_S = 0.15
-_BESIDE_BYTES = (1 << 12, 1 << 23)
-_BESIDE_ONE_S = 0.03
+_AFTER_BYTES = (1 << 12, 1 << 23)
+_AFTER_ONE_S = 0.03
 _AFTER_S = 0.02
 _WIDTH = 256
 _LARGE = 1 << 22
-_FEW = 3
 _LEAST_SIZES = 3
+_LEAST_S = 1e-7
 _FIRST_TAG = 1 << 29
 
 Trial = Callable[[int], Callable[[], object]]
@@ -60,7 +57,7 @@ def measure_links(
     *,
     ranks_per_node: int | None = None,
     budget_s: float = BUDGET_S,
-    is_beside: bool = False,
+    is_after: bool = False,
 ) -> Links:
     """Measure the links between all ranks; every rank gets the same numbers.
 
@@ -75,8 +72,7 @@ def measure_links(
         ranks_per_node: How many consecutive ranks share a node; None asks
             `LOCAL_WORLD_SIZE`, and takes one node if that is not set.
         budget_s: Time for everything, about.
-        is_beside: Whether to measure all of it once more while every rank
-            computes on its processor, in about another second.
+        is_after: Whether to measure all of it once more right after computation.
 
     Raises:
         SpecError: There is but one rank, or ranks do not fill nodes evenly.
@@ -91,10 +87,10 @@ def measure_links(
         group = ranks if ranks is not None else dist.group.WORLD
         mailbox: Mailbox = TorchMailbox(group)
         try:
-            return _measure(mailbox, group, ranks_per_node, budget_s, is_beside=is_beside)
+            return _measure(mailbox, group, ranks_per_node, budget_s, is_after=is_after)
         finally:
             mailbox.close()
-    return _measure(ranks, None, ranks_per_node, budget_s, is_beside=is_beside)
+    return _measure(ranks, None, ranks_per_node, budget_s, is_after=is_after)
 
 
 def _measure(
@@ -103,7 +99,7 @@ def _measure(
     given: int | None,
     budget_s: float,
     *,
-    is_beside: bool,
+    is_after: bool,
 ) -> Links:
     local = _ranks_per_node(given, mailbox.world_size)
     everyone = range(mailbox.world_size)
@@ -124,10 +120,10 @@ def _measure(
         with _all_reduce(mailbox, group, local, reducing) as trial:
             if trial is not None:
                 trials["all_reduce"] = trial
-            lines = {name: _fit(trial, mailbox, shared_s) for name, trial in trials.items()}
-            speed = _speed(lines, reducing)
-            if is_beside:
-                speed = _with_computation(speed, trials, mailbox)
+            fits = {name: _fit(trial, mailbox, shared_s) for name, trial in trials.items()}
+            speed = _speed(fits, reducing)
+            if is_after:
+                speed = _with_after(speed, trials, mailbox)
         measured[level] = speed
     only = next(iter(measured.values()))
     links = Links(measured.get("within", only), measured.get("between", only))
@@ -202,8 +198,15 @@ def _reducing(group: dist.ProcessGroup) -> Trial:
     return prepare
 
 
-def _fit(trial: Trial, mailbox: Mailbox, budget_s: float) -> Line:
-    """Time a transfer over sizes, and fit a line.
+class _Fit(NamedTuple):
+    """Time of a collective, and processor time of each rank."""
+
+    time: Line
+    processor: Line
+
+
+def _fit(trial: Trial, mailbox: Mailbox, budget_s: float) -> _Fit:
+    """Time a transfer over sizes, and fit lines.
 
     What disturbs a transfer only ever delays it, so the lower quartile of its
     repetitions counts. Each rank's times are known to all: all decide alike
@@ -211,54 +214,43 @@ def _fit(trial: Trial, mailbox: Mailbox, budget_s: float) -> Line:
     """
     trial(SIZES_BYTES[0])()
     points: list[tuple[float, float]] = []
+    used: list[tuple[float, float]] = []
     spent_s, repeats = 0.0, _REPEATS
     for number, num_bytes in enumerate(SIZES_BYTES):
         run = trial(num_bytes)
         times: list[float] = []
+        begun_s = time.process_time()
         for _ in range(repeats):
             start_s = time.perf_counter()
             run()
             times.append(time.perf_counter() - start_s)
-        quartile_s = sorted(times)[len(times) // 4]
-        seen: list[float] = mailbox.gather_objects(quartile_s)  # type: ignore[assignment]
-        time_s = median(seen)
+        used_s = (time.process_time() - begun_s) / repeats
+        time_s = _agreed(sorted(times)[len(times) // 4], mailbox)
         points.append((num_bytes, time_s))
+        used.append((num_bytes, max(_LEAST_S, _agreed(used_s, mailbox))))
         spent_s += repeats * time_s
         if number + 1 < len(SIZES_BYTES):
             expected_s = time_s * SIZES_BYTES[number + 1] / num_bytes
             repeats = min(_REPEATS, max(1, int((budget_s - spent_s) / expected_s)))
             if spent_s + expected_s > budget_s and len(points) >= _LEAST_SIZES:
                 break
-    return fit_line(points)
+    return _Fit(fit_line(points), fit_line(used))
 
 
-def _with_computation(speed: LinkSpeed, trials: Mapping[str, Trial], mailbox: Mailbox) -> LinkSpeed:
-    """Time collectives after and beside computation, and what that loses by them."""
+def _with_after(speed: LinkSpeed, trials: Mapping[str, Trial], mailbox: Mailbox) -> LinkSpeed:
+    """Time collectives right after computation."""
     work = _Work()
-    mailbox.gather_objects(None)  # all begin at once
-    alone_s = _agreed(work.once_s(), mailbox)
-    share = min(1.0, available_cores() / mailbox.world_size)
-    found: dict[str, tuple[Line, ...]] = {}
+    after: dict[str, Line] = {}
     for name, trial in trials.items():
-        line, points = speed.collectives[name], []
-        sizes = _two_sizes(line)
-        for num_bytes in sizes:
-            run = trial(num_bytes)
-            after_s = work.then_s(run)
-            spent_s, products = work.beside(run)
-            lost_s = max(0.0, spent_s - products * alone_s) * share
-            points.append([_agreed(s, mailbox) for s in (after_s, spent_s / _FEW, lost_s / _FEW)])
-        found[name] = tuple(
-            Line(first, max(0.0, last - first) / (sizes[1] - sizes[0]))
-            for first, last in zip(*points, strict=True)
-        )
-    after, beside, lost = ({name: f[i] for name, f in found.items()} for i in range(3))
-    return replace(speed, after=after, beside=beside, processor=lost)
+        sizes = _two_sizes(speed.collectives[name])
+        first, last = (_agreed(work.then_s(trial(size)), mailbox) for size in sizes)
+        after[name] = Line(first, max(0.0, last - first) / (sizes[1] - sizes[0]))
+    return replace(speed, after=after)
 
 
 def _two_sizes(line: Line) -> tuple[int, int]:
-    small, most = _BESIDE_BYTES
-    large = _BESIDE_ONE_S / max(line.s_per_byte, _BESIDE_ONE_S / most)
+    small, most = _AFTER_BYTES
+    large = _AFTER_ONE_S / max(line.s_per_byte, _AFTER_ONE_S / most)
     return small, max(2 * small, int(large) // 4 * 4)
 
 
@@ -269,55 +261,28 @@ class _Work:
         self._left, self._right, self._out = (torch.ones(_WIDTH, _WIDTH) for _ in range(3))
         self._large = torch.zeros(_LARGE)
 
-    def _product(self) -> None:
-        torch.mm(self._left, self._right, out=self._out)
-
-    def once_s(self) -> float:
-        """Return the time of a product while all ranks compute."""
-        end_s, count = time.perf_counter() + _BESIDE_S, 0
-        start_s = time.perf_counter()
-        while time.perf_counter() < end_s:
-            self._product()
-            count += 1
-        return (time.perf_counter() - start_s) / count
-
     def then_s(self, run: Callable[[], object]) -> float:
         """Return the time of something after computation."""
         times = []
         for _ in range(_REPEATS):
             end_s = time.perf_counter() + _AFTER_S
             while time.perf_counter() < end_s:
-                self._product()
+                torch.mm(self._left, self._right, out=self._out)
             self._large.add_(1.0)
             start_s = time.perf_counter()
             run()
             times.append(time.perf_counter() - start_s)
         return median(times)
 
-    def beside(self, run: Callable[[], object]) -> tuple[float, int]:
-        """Return the time of a few runs on another thread, and the products made meanwhile."""
-
-        def few() -> None:
-            for _ in range(_FEW):
-                run()
-
-        with ThreadPoolExecutor(1) as pool:
-            start_s, products = time.perf_counter(), 0
-            running = pool.submit(few)
-            while not running.done():
-                self._product()
-                products += 1
-            spent_s = time.perf_counter() - start_s
-            running.result()
-        return spent_s, products
-
 
 def _agreed(value: float, mailbox: Mailbox) -> float:
     return median(cast("list[float]", mailbox.gather_objects(value)))
 
 
-def _speed(lines: dict[str, Line], ranks: int) -> LinkSpeed:
+def _speed(fits: Mapping[str, _Fit], ranks: int) -> LinkSpeed:
+    lines = {name: fit.time for name, fit in fits.items()}
+    processor = {name: fit.processor for name, fit in fits.items()}
     line = lines["exchange"]
     # Between threads of one process the cost may not grow with size at all.
     s_per_byte = line.s_per_byte or line.fixed_s / SIZES_BYTES[-1]
-    return LinkSpeed(line.fixed_s, 1 / s_per_byte, line.spread, lines, ranks)
+    return LinkSpeed(line.fixed_s, 1 / s_per_byte, line.spread, lines, ranks, processor=processor)

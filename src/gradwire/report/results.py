@@ -26,6 +26,7 @@ class StepTimes:
     Attributes:
         exposed_s: Computation waiting for gradients, wherever in the step.
         overlap_s: Communication under computation; None where not measured.
+        processor_s: Processor time of all threads of the rank; None where not measured.
     """
 
     forward_s: float
@@ -33,6 +34,7 @@ class StepTimes:
     exposed_s: float
     optimiser_s: float
     overlap_s: float | None = None
+    processor_s: float | None = None
 
     @property
     def total_s(self) -> float:

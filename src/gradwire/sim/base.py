@@ -108,6 +108,8 @@ class Cluster:
             line for each pair of nodes. `torus`: a grid as square as possible
             whose edges meet.
         interfaces: Network interfaces of each node; its ranks take turns.
+        shared_cores: Cores of the one machine on which all ranks run, as in the
+            lab; 0 where each rank has those that it needs.
         nodes_per_leaf: Nodes at each leaf switch of a tree.
         oversubscription: Rate of all nodes of a leaf over that of its uplink.
         is_multicast: Whether switches copy a message to several receivers.
@@ -128,6 +130,7 @@ class Cluster:
     ranks_per_node: int = 1
     topology: Topology = "star"
     interfaces: int = 1
+    shared_cores: int = 0
     nodes_per_leaf: int = 16
     oversubscription: float = 1.0
     is_multicast: bool = False
@@ -140,6 +143,7 @@ class Cluster:
     def __post_init__(self) -> None:
         for name in ("ranks", "ranks_per_node", "interfaces", "nodes_per_leaf"):
             check_whole(f"Cluster.{name}", getattr(self, name), 1)
+        check_whole("Cluster.shared_cores", self.shared_cores, 0)
         if self.ranks % self.ranks_per_node:
             raise SpecError("Cluster.ranks", self.ranks, f"a multiple of {self.ranks_per_node}")
         if self.topology not in TOPOLOGIES:
@@ -191,12 +195,15 @@ class Simulation:
         link_bytes: Payload that crossed each link, by its name; empty for more
             than 128 ranks of which one stands for all.
         events: Events that were processed: the cost of the simulation.
+        work_s: Computing, encoding and copying of the busiest rank: what its
+            step takes of a processor.
     """
 
     timeline: Timeline
     link_bytes: Mapping[str, float]
     events: int
     ranks: int
+    work_s: float = 0.0
 
     @property
     def step_s(self) -> float:
@@ -230,6 +237,7 @@ class Simulation:
             "row": self.row(),
             "sent_bytes": self.sent_bytes,
             "events": self.events,
+            "work_s": self.work_s,
             "link_bytes": dict(self.link_bytes),
             "timeline": asdict(self.timeline),
         }

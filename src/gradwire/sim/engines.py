@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from itertools import pairwise
 from typing import Protocol
@@ -91,7 +90,7 @@ class Ddp:
         each([item for item in ready if item[1].is_inline], inline, beside)
 
     def _collect(self, rank: Rank, arrived: list[Latch], ended: Done) -> None:
-        queue, start_s = self._step.queue, self._step.queue.now_s
+        start_s = self._step.queue.now_s
 
         def update() -> None:
             rank.record("wait", "gradients", start_s)
@@ -99,7 +98,7 @@ class Ddp:
 
         def copy_out(bucket: int, go_on: Done) -> None:
             copy_s = self._copies_s[bucket] if self._reduced[bucket] else 0.0
-            arrived[bucket].wait(lambda: queue.after(copy_s, go_on))
+            arrived[bucket].wait(lambda: rank.copy(copy_s, go_on))
 
         each(range(len(arrived)), copy_out, update)
 
@@ -202,16 +201,9 @@ class Overlap:
     def __init__(self, step: Step) -> None:
         self._step = step
         self._reduced = [
-            [
-                chunk
-                for reduction in step.reductions.of(layer.name, layer.parameters)
-                for chunk in reduction.chunks(self._chunks(gradient_bytes(layer.parameters)))
-            ]
+            step.reductions.chunked(layer.name, layer.parameters, step.chunk_bytes)
             for layer in step.workload.layers
         ]
-
-    def _chunks(self, num_bytes: int) -> int:
-        return max(1, math.ceil(num_bytes / self._step.chunk_bytes))
 
     def run(self, rank: Rank, ended: Done) -> None:
         """See `Engine.run`."""

@@ -10,6 +10,8 @@ from gradwire.sim.events import EventQueue
 from gradwire.timeline import Kind, Span
 
 Done = Callable[[], None]
+Work = Callable[[float, Done], None]
+"""Takes seconds of a processor, and calls at their end."""
 
 
 class _Job(NamedTuple):
@@ -24,6 +26,7 @@ class Lane:
 
     Args:
         queue: The clock.
+        work: What it works on.
         record: Told of everything that is done.
         begun: Told how long each job takes when it begins.
 
@@ -35,10 +38,12 @@ class Lane:
     def __init__(
         self,
         queue: EventQueue,
+        work: Work,
         record: Callable[[Kind, str, float], None],
         begun: Callable[[float], None] | None = None,
     ) -> None:
         self._queue = queue
+        self._work = work
         self._begun = begun
         self._record = record
         self._jobs: deque[_Job] = deque()
@@ -61,7 +66,7 @@ class Lane:
         def end() -> None:
             if self.late_s > 0:
                 late_s, self.late_s = self.late_s, 0.0
-                self._queue.after(late_s, end)
+                self._work(late_s, end)
                 return
             self.kind = None
             self._record(job.kind, job.layer, start_s)
@@ -69,7 +74,7 @@ class Lane:
             if self.kind is None and self._jobs:
                 self._next()
 
-        self._queue.after(job.duration_s, end)
+        self._work(job.duration_s, end)
 
 
 class Rank:
@@ -78,20 +83,31 @@ class Rank:
     Args:
         number: Which rank.
         queue: The clock.
+        threads: What its lanes work on: first the one that computes.
         slowdown: Factor of its computing times.
         interference: Share of codec work by which backward falls behind (chi).
+
+    Attributes:
+        work_s: What it has computed, encoded and copied so far.
     """
 
     def __init__(
-        self, number: int, queue: EventQueue, slowdown: float, interference: float
+        self,
+        number: int,
+        queue: EventQueue,
+        threads: tuple[Work, Work],
+        slowdown: float,
+        interference: float,
     ) -> None:
         self.number = number
         self.spans: list[Span] = []
+        self.work_s = 0.0
         self._queue = queue
+        self._thread = threads[0]
         self._slowdown = slowdown
         self._interference = interference
-        self._compute = Lane(queue, self.record)
-        self._codec = Lane(queue, self.record, self._hold_up)
+        self._compute = Lane(queue, threads[0], self.record)
+        self._codec = Lane(queue, threads[1], self.record, self._hold_up)
 
     def record(
         self,
@@ -108,14 +124,22 @@ class Rank:
 
     def compute(self, kind: Kind, layer: str, duration_s: float, then: Done) -> None:
         """Compute, as slowly as this rank does."""
+        self.work_s += duration_s * self._slowdown
         self._compute.run(kind, layer, duration_s * self._slowdown, then)
 
     def inline(self, layer: str, duration_s: float, then: Done) -> None:
         """Encode on the thread that computes."""
+        self.work_s += duration_s
         self._compute.run("encode", layer, duration_s, then)
+
+    def copy(self, duration_s: float, then: Done) -> None:
+        """Copy on the thread that computes, while it waits for gradients."""
+        self.work_s += duration_s
+        self._thread(duration_s, then)
 
     def encode(self, kind: Kind, layer: str, duration_s: float, then: Done) -> None:
         """Encode or decode beside the computation."""
+        self.work_s += duration_s
         self._codec.run(kind, layer, duration_s, then)
 
     def _hold_up(self, duration_s: float) -> None:

@@ -82,7 +82,7 @@ class MessageTransport:
 
         def sent() -> None:
             line.free()
-            self._wiring.queue.after(wire.round_s, arrived)
+            self._wiring.deliver(targets[0], wire, arrived)
             progress.left[source][number] -= 1
             self._advance(progress, source)
 
@@ -91,8 +91,7 @@ class MessageTransport:
                 progress.left[target][number] -= 1
                 self._advance(progress, target)
 
-        path = tuple((link, wire.overhead) for link in links)
-        self._wiring.network.start(path, num_bytes, sent)
+        self._wiring.start(links, num_bytes, wire, sent)
 
 
 class _Connection:

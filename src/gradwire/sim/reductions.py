@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from gradwire.errors import SpecError
 from gradwire.hardware import Hardware
 from gradwire.layout import shard_numels
-from gradwire.plan import Assignment, Parameter
+from gradwire.plan import DENSE, Assignment, Parameter
 from gradwire.sim.base import Cluster, Collective
 from gradwire.sim.levels import hierarchical_reduction
 from gradwire.sim.schedules import (
@@ -36,6 +37,9 @@ from gradwire.spec import (
     spec_name,
 )
 from gradwire.workload import gradient_bytes
+
+ONE_TRIP_BYTES = 1 << 14
+"""Up to so many bytes of float32 the overlap engine sends to all at once."""
 
 _ITEM_BYTES = 4
 _SUM_BYTES = {"int8": 1, "int16": 2, "int32": 4, "float8_e4m3": 1}
@@ -76,9 +80,36 @@ class Reductions:
             by_reducer.setdefault(self._assignments[p.name].reducer, []).append(p.entry)
         several = len(by_reducer) > 1
         return [
-            self._reduction(f"{name}.{i}" if several else name, reducer, entries)
+            replace(
+                self._reduction(f"{name}.{i}" if several else name, reducer, entries),
+                num_bytes=_ITEM_BYTES * sum(e.numel for e in entries),
+                is_plain=reducer == DENSE,
+            )
             for i, (reducer, entries) in enumerate(by_reducer.items())
         ]
+
+    def chunked(
+        self, name: str, parameters: Sequence[Parameter], chunk_bytes: int
+    ) -> list[Reduction]:
+        """Return the reductions of a layer as the overlap engine cuts and sends them.
+
+        Args:
+            name: Of the layer.
+            parameters: Its own.
+            chunk_bytes: Most bytes of float32 in a chunk.
+        """
+        chunks: list[Reduction] = []
+        for whole in self.of(name, parameters):
+            if whole.is_plain and whole.num_bytes <= ONE_TRIP_BYTES:
+                chunks.append(self._in_one_trip(whole))
+            else:
+                chunks += whole.chunks(math.ceil(whole.num_bytes / chunk_bytes))
+        return chunks
+
+    def _in_one_trip(self, whole: Reduction) -> Reduction:
+        """Everyone sends all to all others, and adds up by itself."""
+        phase = self._gather((whole.num_bytes,) * self._ranks)
+        return replace(whole, stages=(Stage(0.0, 0.0, phase), Stage(0.0, 0.0, None)))
 
     def gathered(self, name: str, parameters: Sequence[Parameter]) -> list[Reduction]:
         """Return the all-gather of sharded parameters, in their own precision."""

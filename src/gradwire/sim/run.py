@@ -36,7 +36,7 @@ from gradwire.workload import BUCKET_BYTES, Workload
 Detail = Literal["messages", "phases", "alike"]
 DETAILS: tuple[Detail, ...] = ("messages", "phases", "alike")
 
-CHUNK_BYTES = 1 << 20
+CHUNK_BYTES = 1 << 21
 """Largest piece, as float32, in which the overlap engine sends."""
 
 IN_FLIGHT_BYTES = 4 << 20
@@ -104,6 +104,8 @@ class EventSimulator:
         check_whole("bucket_bytes", bucket_bytes, 1)
         if self.detail == "alike" and not cluster.is_alike:
             raise SpecError("EventSimulator.detail", self.detail, "possible where ranks differ")
+        if self.detail != "messages" and cluster.shared_cores:
+            raise SpecError("EventSimulator.detail", self.detail, "messages where cores are shared")
         queue = EventQueue()
         wiring = Wiring(queue, cluster, hardware)
         assignments = plan.assign(workload.parameters, cluster.ranks)
@@ -122,8 +124,8 @@ class EventSimulator:
             bucket_bytes=bucket_bytes,
             chunk_bytes=self.chunk_bytes,
         )
-        timeline = _run(step, _ENGINES[engine](step), cluster)
-        return Simulation(timeline, transport.link_bytes, queue.processed, cluster.ranks)
+        timeline, work_s = _run(step, _ENGINES[engine](step), wiring)
+        return Simulation(timeline, transport.link_bytes, queue.processed, cluster.ranks, work_s)
 
     def _limits(
         self, engine: Engine, hardware: Hardware, collective: Collective, *, has_levels: bool
@@ -149,18 +151,21 @@ class EventSimulator:
                 return AlikeTransport(wiring, limits)
 
 
-def _run(step: Step, engine: Runner, cluster: Cluster) -> Timeline:
+def _run(step: Step, engine: Runner, wiring: Wiring) -> tuple[Timeline, float]:
     """Run all ranks, or the one that stands for them, to the end of the step."""
-    queue, chi = step.queue, step.hardware.device.interference
+    queue, cluster = step.queue, wiring.cluster
+    # Where cores are shared, it is seen how much codec and backward delay each other.
+    chi = 0.0 if cluster.shared_cores else step.hardware.device.interference
     slowdowns = cluster.slowdowns()[: 1 if step.stands_for_all else None]
-    ranks = [Rank(n, queue, factor, chi) for n, factor in enumerate(slowdowns)]
+    ranks = [Rank(n, queue, wiring.threads(n), factor, chi) for n, factor in enumerate(slowdowns)]
     ends: list[float] = []
     with _uncollected():
         for rank in ranks:
             engine.run(rank, lambda: ends.append(queue.now_s))
         queue.run()
     assert len(ends) == len(ranks), "every rank comes to the end of its step"
-    return Timeline(tuple(span for rank in ranks for span in rank.spans), max(ends))
+    timeline = Timeline(tuple(span for rank in ranks for span in rank.spans), max(ends))
+    return timeline, max(rank.work_s for rank in ranks)
 
 
 @contextmanager
@@ -186,7 +191,7 @@ def choose(cluster: Cluster) -> EventSimulator:
         >>> choose(Cluster(4)).detail, choose(Cluster(1024)).detail
         ('messages', 'alike')
     """
-    if cluster.ranks <= _FEW_RANKS:
+    if cluster.ranks <= _FEW_RANKS or cluster.shared_cores:
         return EventSimulator("messages")
     return EventSimulator("alike" if cluster.is_alike else "phases")
 

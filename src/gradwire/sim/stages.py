@@ -41,6 +41,8 @@ class Reduction:
         bits: Bits on the wire for each value.
         is_inline: Whether the first work is done by the thread that runs
             backward, as PyTorch's hooks do it.
+        num_bytes: Of its gradients as float32; 0 where nothing is cut.
+        is_plain: Whether float32 travels.
     """
 
     name: str
@@ -48,6 +50,8 @@ class Reduction:
     shard_bytes: tuple[float, ...] = ()
     bits: float | None = None
     is_inline: bool = False
+    num_bytes: int = 0
+    is_plain: bool = False
 
     def work_s(self, index: int, rank: int | None) -> float:
         """Return the codec's time in a stage; of the busiest rank for None."""

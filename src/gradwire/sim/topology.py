@@ -71,6 +71,10 @@ class Fabric:
             return first, *self._spine(a, b), self._interface(target, is_out=False)
         return tuple(self._edge(x, y) for x, y in self._hops(a, b))
 
+    def add(self, name: str, rate: float) -> int:
+        """Return the number of something else that flows share, which is made if it is new."""
+        return self._link(name, rate)
+
     def _link(self, name: str, rate: float) -> int:
         if name not in self._numbers:
             self._numbers[name] = len(self.names)

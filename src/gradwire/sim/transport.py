@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from typing import NamedTuple, Protocol
 
-from gradwire.hardware import Hardware, LinkSpeed
+from gradwire.hardware import Hardware, Line, LinkSpeed
 from gradwire.sim.base import Cluster
+from gradwire.sim.cores import Cores
 from gradwire.sim.events import EventQueue
 from gradwire.sim.gate import Done, Gate, Limits
+from gradwire.sim.lanes import Work
 from gradwire.sim.network import Network, Path
 from gradwire.sim.schedules import Exchange, Phase, Ring, Rounds
 from gradwire.sim.topology import Fabric
 
 _COUNTED_RANKS = 128
 """Of more ranks that are alike, bytes by link are not added up: it would take longer."""
+_NO_WORK = Line(0.0, 0.0)
 
 
 class Wire(NamedTuple):
@@ -25,10 +28,14 @@ class Wire(NamedTuple):
         round_s: From the departure of a message's last byte until its
             receiver can go on.
         overhead: Time of a byte over that of a byte of payload on the link.
+        work_s: Processor time of a message at its receiver, part of `round_s`.
+        work_s_per_byte: Processor time of a byte, of sender and receiver.
     """
 
     round_s: float
     overhead: float
+    work_s: float = 0.0
+    work_s_per_byte: float = 0.0
 
 
 class Transport(Protocol):
@@ -63,6 +70,8 @@ class Wiring:
         self.fabric = Fabric(cluster, hardware)
         self.network = Network(queue, self.fabric.rates)
         self._hardware = hardware
+        count = cluster.shared_cores
+        self.cores = Cores(self.network, self.fabric, count) if count else None
         for node, trace in cluster.traces.items():
             for time_s, rate in zip(trace.times_s, trace.rates_bytes_per_s, strict=True):
                 queue.at(time_s, self._change(node, rate))
@@ -74,6 +83,29 @@ class Wiring:
 
         return change
 
+    def threads(self, rank: int) -> tuple[Work, Work]:
+        """Return a rank's threads: the one that computes, and the one that encodes."""
+        if self.cores is None:
+            return self.queue.after, self.queue.after
+        return self.cores.thread(f"rank{rank} computes"), self.cores.thread(f"rank{rank} encodes")
+
+    def start(self, links: Iterable[int], num_bytes: float, wire: Wire, sent: Done) -> None:
+        """Send a message over links, with what it takes of the cores."""
+        path = tuple((link, wire.overhead) for link in links)
+        if self.cores is None or not wire.work_s_per_byte:
+            self.network.start(path, num_bytes, sent)
+            return
+        carried = self.cores.carried(path, wire.work_s_per_byte)
+        self.network.start(carried, num_bytes * wire.work_s_per_byte, sent)
+
+    def deliver(self, rank: int, wire: Wire, arrived: Done) -> None:
+        """Take a message whose last byte has been sent from the link to its receiver."""
+        if self.cores is None or not wire.work_s:
+            self.queue.after(wire.round_s, arrived)
+            return
+        thread = self.cores.thread(f"rank{rank} receives")
+        self.queue.after(wire.round_s - wire.work_s, lambda: thread(wire.work_s, arrived))
+
     def wire(self, phase: Phase) -> Wire:
         """Return the measured cost of a kind of phase, or the link's latency."""
         first, last = phase.span
@@ -83,8 +115,8 @@ class Wiring:
 
 
 def _calibrated(phase: Phase, link: LinkSpeed) -> Wire:
-    name = {Ring: "all_reduce", Exchange: "exchange"}.get(type(phase))
-    line = link.collectives.get(name) if name and link.ranks > 1 else None
+    name = {Ring: "all_reduce", Exchange: "exchange"}.get(type(phase), "")
+    line = link.collectives.get(name) if link.ranks > 1 else None
     if line is None:
         return Wire(link.latency_s, 1.0)
     others = link.ranks - 1
@@ -92,7 +124,15 @@ def _calibrated(phase: Phase, link: LinkSpeed) -> Wire:
     rounds = 2 * others if is_ring else 1
     bytes_each = 2 * others / link.ranks if is_ring else 1.0
     overhead = line.s_per_byte * link.bandwidth_bytes_per_s / bytes_each
-    return Wire(line.fixed_s / rounds, max(1.0, overhead))
+    round_s = line.fixed_s / rounds
+    work = link.processor.get(name, _NO_WORK)
+    messages = rounds if is_ring else others
+    return Wire(
+        round_s,
+        max(1.0, overhead),
+        min(round_s, work.fixed_s / messages),
+        work.s_per_byte / bytes_each,
+    )
 
 
 class BulkTransport:
