@@ -173,7 +173,8 @@ def test_one_node_crosses_the_fast_level_only():
     speeds = replace(hardware(slow), within=fast)
     assert select_plan(Setting(accel(), speeds, 4, ranks_per_node=4)).plan == Plan.of("none")
     two_levels = select_plan(Setting(accel(), speeds, 4, ranks_per_node=2))
-    assert two_levels.plan == Plan.of("nearest4@hierarchical:2")
+    used = {bucket.chosen for bucket in two_levels.buckets}
+    assert used == {"nearest3@hierarchical:2", "nearest4@hierarchical:2"}  # up to the harm allowed
 
 
 @pytest.mark.parametrize("wrong", [{"max_harm": -1.0}, {"caps_bytes": ()}])
