@@ -1,4 +1,4 @@
-"""Result files: which of the three kinds a file holds, and the demo's as a bench's."""
+"""Result files of three kinds, and a demo's result as a bench's."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Result = BenchResult | DemoResult | SweepResult
 
 
 def read_result(path: Path) -> Result:
-    """Read what `gradwire bench`, `gradwire demo` or `gradwire simulate --sweep` has written.
+    """Read what `bench`, `demo --json` or `simulate --sweep` has written.
 
     Raises:
         CommandError: The file cannot be read as text, holds no result, or one of

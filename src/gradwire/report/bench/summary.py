@@ -38,7 +38,7 @@ class Speedup:
 
     @property
     def is_clear(self) -> bool:
-        """Whether every round agrees on which of the two is faster, and by more than `TIE`."""
+        """Whether all rounds agree on which is faster, by more than `TIE`."""
         return (self.low > 1 or self.high < 1) and abs(self.median - 1) > TIE
 
 

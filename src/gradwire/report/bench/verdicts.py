@@ -30,7 +30,7 @@ def verdict(summary: CellSummary) -> str:
 
 
 def worse_losses(summary: CellSummary) -> list[tuple[str, float]]:
-    """Return gradwire's modes that ended above plain DDP's validation loss, and by how much."""
+    """Return gradwire's modes that ended above plain DDP's loss, by how much."""
     base = summary.ddp and summary.ddp.validations
     if not base or not math.isfinite(base[-1].loss):
         return []
