@@ -16,7 +16,7 @@ _CLOSE = 1e-4
 def calibrated(
     hardware: Hardware, seconds: Callable[[Hardware], float], measured_s: float
 ) -> Hardware:
-    """Slow codecs and copies down until a step without network takes what was measured.
+    """Slow codecs and copies down until a step without network is as measured.
 
     Lines of kernels are measured by themselves, on data in the caches; in
     training they meet memory that computation has just used, and the

@@ -1,4 +1,4 @@
-"""Checks: possible sums and equal steps before training, and those of the debug mode."""
+"""Checks: sums and equal steps before training, and those of the debug mode."""
 
 from __future__ import annotations
 

@@ -67,7 +67,7 @@ class Note:
             self.done.set_result(None)
 
     def compare_repeats(self, step: int, layers: Sequence[Layer], rank: int) -> None:
-        """Make sure that no rank has repeated a backward pass alone: its gradients meet no others.
+        """Make sure that no rank has repeated a backward pass alone.
 
         Raises:
             RankMismatchError: One has.

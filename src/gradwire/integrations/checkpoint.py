@@ -55,7 +55,7 @@ def gather_state(sync: Synchronizer) -> dict[str, Any]:
 
 
 class EveryRank:
-    """All ranks' state as one object, for a trainer that saves what has a `state_dict`.
+    """All ranks' state as one object, for trainers that save a `state_dict`.
 
     Such as Lightning Fabric: `fabric.save(path, {"model": model, "gradwire":
     EveryRank(sync)})`, on every rank, and `fabric.load` with the same.

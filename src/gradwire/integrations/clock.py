@@ -74,7 +74,7 @@ class Clock:
             self._seen[self.step].forward_end_s = time.perf_counter()
 
     def bucket(self, names: tuple[str, ...], *, is_last: bool) -> None:
-        """Note that a bucket's gradients are there; a step without forward begins with it."""
+        """Note that a bucket's gradients are there; it may begin the step."""
         now_s = time.perf_counter()
         self._seen.setdefault(self.step, Seen(now_s, now_s)).ready.append((names, now_s))
         if is_last:

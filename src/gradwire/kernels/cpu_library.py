@@ -1,4 +1,4 @@
-"""The native library, called through ctypes, and the calls that its kernels share.
+"""The native library, called through ctypes, and what its kernels share.
 
 `ctypes.CDLL` drops the interpreter lock around every call. The library keeps
 no state, starts no threads and allocates nothing.

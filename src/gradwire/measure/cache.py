@@ -154,7 +154,7 @@ def save(hardware: Hardware, machine: Machine, path: Path | None = None) -> Path
 
 
 def keep(hardware: Hardware, machine: Machine) -> None:
-    """Write a measurement to the cache, or warn where that cannot be: nothing depends on it."""
+    """Write a measurement to the cache, or warn: nothing depends on it."""
     try:
         save(hardware, machine)
     except OSError as error:

@@ -1,4 +1,4 @@
-"""Search for the assignment that trains fastest, and the most exact one close to it."""
+"""Search for what trains fastest, and the most exact that is close to it."""
 
 from __future__ import annotations
 
@@ -161,7 +161,7 @@ class Search:
         return sum(row[i].harm for row, i in zip(self.table, chosen, strict=True))
 
     def training_s(self, chosen: Sequence[int]) -> float:
-        """Return what a step counts for on the way to a loss; infinity where it may not be."""
+        """Return what a step counts for on the way to a loss; else infinity."""
         harm = self.harm(chosen)
         return (1 + harm) * self.step_s(chosen) if harm <= self._most else inf
 

@@ -9,7 +9,7 @@ from gradwire.sim.topology import Fabric
 
 
 class Cores:
-    """Shares cores as links are shared: a thread's work flows at a fair rate, one core at most.
+    """Shares cores as links are shared: a thread's work takes one core at most.
 
     What carries messages takes part in it: a message is a flow of processor
     time as well, which is as fast as links and cores let it be.

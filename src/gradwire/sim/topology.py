@@ -72,7 +72,7 @@ class Fabric:
         return tuple(self._edge(x, y) for x, y in self._hops(a, b))
 
     def add(self, name: str, rate: float) -> int:
-        """Return the number of something else that flows share, which is made if it is new."""
+        """Return the number of something else that flows share, made if it is new."""
         return self._link(name, rate)
 
     def _link(self, name: str, rate: float) -> int:

@@ -228,7 +228,7 @@ def _deal(rows: list[checks.Row], limits: list[int], device: torch.device) -> _P
 
 
 def plan_of(x: Tensor, segments: Tensor, capacities: Tensor, residual: Tensor | None) -> _Plan:
-    """Return how values and slots are dealt out; kept with the table for the next call."""
+    """Return how values and slots are dealt out; kept for the next call."""
     limits = capacities.tolist()
     most = None if residual is None else residual.numel()
 

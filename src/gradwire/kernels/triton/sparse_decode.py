@@ -1,4 +1,4 @@
-"""Decode of the sparse codec: payloads are checked, added up one by one, and divided."""
+"""Decode of the sparse codec: payloads are checked, added up and divided."""
 
 from __future__ import annotations
 
