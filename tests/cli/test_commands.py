@@ -39,7 +39,7 @@ Commands:
   doctor    Say what can run on this machine, and the reason for each thing...
   measure   Measure how fast this machine encodes, and how fast its links are.
   plan      Choose what each bucket sends, from measured costs.
-  report    Show what `gradwire bench` or `gradwire demo --json` has measured.
+  report    Show what bench, demo or a sweep has written.
   simulate  Predict a training step, or with --sweep where which plan wins.
 """,
     )

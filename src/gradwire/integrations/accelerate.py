@@ -83,7 +83,7 @@ class GradwireHandler(DistributedDataParallelKwargs):
     sync: Synchronizer | None = field(default=None, init=False)
 
     def add_to(self, accelerator: Accelerator) -> None:
-        """Attach to the model that it prepares, and have its checkpoints carry what is owed."""
+        """Attach to the model it prepares; its checkpoints carry what is owed."""
         accelerator.ddp_handler = self
         _carry(accelerator, lambda: self.sync)
 
