@@ -115,3 +115,24 @@ def test_an_error_out_of_range_is_refused():
         Auto(max_harm=-1)
     with pytest.raises(SpecError, match=r"auto=.* is not an object"):
         Auto.from_dict({"max_loss": 1})
+
+
+def test_a_parameter_without_dimensions_is_learnt_from_and_a_cast_is_refused():
+    class Scaled(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.net, self.scale = mlp(), nn.Parameter(torch.ones(()))
+
+        def forward(self, x):
+            return self.scale * self.net(x)
+
+    def body(rank):
+        ddp = DDP(Scaled())
+        sync = gradwire.attach(ddp, _AUTO)
+        _settled(ddp, sync, rank)
+        assert_replicas_agree(ddp)
+        with pytest.raises(SpecError, match=r"dtype of the model='torch\.float64' .* cast before"):
+            ddp.double()(torch.ones(4, 40, dtype=torch.float64))
+        sync.close()
+
+    run_processes(2, body)

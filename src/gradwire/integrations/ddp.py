@@ -22,6 +22,7 @@ from gradwire.comm.torch_dist import TorchMailbox
 from gradwire.engine.bucket import place_of
 from gradwire.engine.stats import StepStats
 from gradwire.engine.synchronizer import Synchronizer
+from gradwire.errors import SpecError
 from gradwire.integrations.agreement import Options, agree, device_of, stranger, trained
 from gradwire.integrations.clock import Clock
 from gradwire.integrations.machine import find_machine
@@ -176,6 +177,7 @@ class _Watch:
         self.names = {id(p): name for name, p in trained(ddp).items()}
         self.forwards = 0
         self._model = id(ddp)
+        self._dtype = next(ddp.parameters()).dtype
 
     # Not compiled, or a compiled model would be compiled anew for each count.
     @torch.compiler.disable  # type: ignore[untyped-decorator]
@@ -183,6 +185,9 @@ class _Watch:
         """Refuse parameters that came after attaching: DDP does not know them."""
         if id(ddp) != self._model:
             return  # a copy has no hook
+        if (dtype := next(ddp.parameters()).dtype) != self._dtype:
+            allowed = f"{self._dtype}, as attached: DDP averages nothing after a cast; cast before"
+            raise SpecError("dtype of the model", str(dtype), allowed)
         if self.forwards % _LOOKED_AT_EVERY < 3:  # noqa: PLR2004 - at the start, then rarely
             for name, p in trained(ddp).items():
                 if id(p) not in self.names:
