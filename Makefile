@@ -70,9 +70,13 @@ news: .venv/tools.stamp
 docs: .venv/package.stamp .venv/tools.stamp
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
 
-# Files of tests that start ranks take turns by two, those of one process share all cores.
-RANKS := tests/frameworks tests/distributed tests/examples tests/gpu
-ALONE := $(filter-out $(RANKS) tests/__pycache__,$(patsubst %/,%,$(wildcard tests/*/)))
+# Tests of one process share all cores; files of tests that start ranks take turns by two;
+# those that measure, or whose workers take precedence, have the machine for themselves.
+STARTS := tests/frameworks tests/distributed tests/examples tests/gpu
+ALONE := $(filter-out $(STARTS) tests/__pycache__,$(patsubst %/,%,$(wildcard tests/*/)))
+BUSY := $(wildcard $(addprefix tests/distributed/test_,lab*.py many_nodes.py bench.py demo.py))
+RANKS := $(filter-out tests/distributed,$(STARTS)) \
+	$(filter-out $(BUSY),$(wildcard tests/distributed/test_*.py))
 
 # Threads of torch on top of several processes a test only take turns on few cores.
 pytest: export OMP_NUM_THREADS = 1
@@ -81,6 +85,7 @@ pytest: .venv/package.stamp .venv/tools.stamp .venv/frameworks.stamp
 	$(BIN)/coverage run -m pytest -n auto --maxprocesses 4 --dist worksteal \
 		--doctest-modules --pyargs $(ALONE) gradwire
 	$(BIN)/coverage run -m pytest -n 2 --dist loadfile --no-loadscope-reorder $(RANKS)
+	$(BIN)/coverage run -m pytest $(BUSY)
 	$(BIN)/coverage combine --quiet
 	$(BIN)/coverage report
 
