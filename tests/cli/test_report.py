@@ -36,7 +36,7 @@ def test_report_help():
         """\
 Usage: gradwire report [OPTIONS] RESULT [OTHER]
 
-  Show what `gradwire bench`, `demo --json` or `simulate --sweep` has written.
+  Show what bench, demo or a sweep has written.
 
   As text, or as what the options name; FILE may be - for standard output. With
   OTHER, a later result of bench or demo, the two are compared cell by cell, and
