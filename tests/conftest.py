@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 
 import pytest
 import torch
@@ -18,6 +19,9 @@ settings.register_profile(
 )
 settings.register_profile("search", settings.get_profile("ci"), derandomize=False, max_examples=300)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
+
+# A shell that starts the tests in the background has them ignore it, and all that they start.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # Memory that was allocated and not yet written holds NaN, or 0xFF bytes.
 torch.use_deterministic_algorithms(mode=True)
